@@ -1,0 +1,1 @@
+"""Timer, baselines, roofline, traffic and records; refuses to time what did not validate."""

@@ -1,0 +1,1 @@
+"""Capture: a PyTorch callable becomes one joint forward+backward graph, through AOTAutograd on meta tensors."""

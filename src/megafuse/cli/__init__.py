@@ -1,0 +1,1 @@
+"""The command line: argument parsing only, thin over the public names."""

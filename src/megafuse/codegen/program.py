@@ -1,0 +1,224 @@
+"""The tile program: what every back end prints. Target-neutral, frozen, in static single assignment.
+
+A kernel is one or more *phases* run one after another by each program, with a block-wide barrier between them. A phase
+walks *rows* and holds *columns*:
+
+* ``fixed`` row axes come from the program id; they are shared by all phases of a kernel;
+* ``loop`` row axes are flattened (row-major, in the given order) and walked ``row_tile`` rows at a time. Program
+  ``(fixed, chunk)`` walks loop rows ``chunk * rows_per_chunk .. (chunk + 1) * rows_per_chunk``;
+* ``cols`` are flattened (row-major) and held whole in the tile (as power-of-two pieces), or walked ``col_block`` at a
+  time once per pass when ``col_block`` is set, or spread over the second grid axis when ``col_grid`` is set.
+
+Program id 0 is ``fixed_index * num_chunks + chunk`` (fixed axes row-major); program id 1 is the column block when
+``col_grid`` is set. Every value has a level that says which of the two directions it varies in.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+
+from megafuse.core.dtypes import DType
+from megafuse.ir.index import Affine, Axis, Guard
+
+
+class Level(enum.Enum):
+    """Which directions a value varies in: none, rows ``[R, 1]``, columns ``[1, C]`` or both ``[R, C]``."""
+
+    SCALAR = "scalar"
+    ROW = "row"
+    COL = "col"
+    TILE = "tile"
+
+
+__all__ = ["Affine", "Axis", "Guard"]
+
+Operand = str | float | int | bool  # the name of an earlier value of the phase, or a literal
+
+
+@dataclass(frozen=True)
+class Load:
+    """``dst = buffer[index]`` where every guard (and the tile mask) holds, else ``other``."""
+
+    dst: str
+    buffer: str
+    index: Affine
+    level: Level
+    dtype: DType
+    guards: tuple[Guard, ...] = ()
+    other: float = 0.0
+    reread: bool = False  # the same element is read again later (keep it in cache)
+
+
+@dataclass(frozen=True)
+class Index:
+    """``dst =`` the integer value of ``index`` (an iota)."""
+
+    dst: str
+    index: Affine
+    level: Level
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Inside:
+    """``dst = `` a bool: every guard holds."""
+
+    dst: str
+    guards: tuple[Guard, ...]
+    level: Level
+    dtype: DType = DType.BOOL
+
+
+@dataclass(frozen=True)
+class Compute:
+    """``dst = fn(*args)`` with ``fn`` from ``ir.ops.MAP_FNS``; all arithmetic in ``dtype`` (of the arguments)."""
+
+    dst: str
+    fn: str
+    args: tuple[Operand, ...]
+    level: Level
+    dtype: DType  # result type
+    arg_dtype: DType  # type of the (value) arguments, which literals take too
+
+
+@dataclass(frozen=True)
+class Convert:
+    """``dst = src`` rounded to nearest even (or converted) to ``dtype``."""
+
+    dst: str
+    src: Operand
+    level: Level
+    src_dtype: DType
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class RowReduce:
+    """``dst[r] = fn over all columns of src[r, :]``. ``src`` may be of COL, ROW or SCALAR level (then it is broadcast).
+
+    Columns outside the tile count as the neutral element. The result's level is ROW (SCALAR if ``src`` varies in
+    neither rows: the printer may still hold it as ``[R, 1]``).
+    """
+
+    dst: str
+    src: str
+    src_level: Level
+    fn: str  # sum max min prod
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class ColReduce:
+    """``acc = fn(acc, src)`` over the phase's loop rows; after the loop ``acc`` is stored to ``buffer[index]``.
+
+    ``src`` of level TILE gives a ``[1, C]`` result; of level ROW or SCALAR a scalar. ``index`` uses fixed axes, column
+    axes and, when the loop is chunked, the axis named ``chunk``. Rows outside the loop count as the neutral element.
+    """
+
+    acc: str
+    src: str
+    src_level: Level
+    fn: str
+    dtype: DType
+    buffer: str
+    index: Affine
+    store_dtype: DType
+
+
+@dataclass(frozen=True)
+class Store:
+    """``buffer[index] = src`` (rounded to the buffer's dtype where that differs)."""
+
+    buffer: str
+    index: Affine
+    src: Operand
+    level: Level
+    guards: tuple[Guard, ...] = ()
+
+
+Statement = Load | Index | Inside | Compute | Convert | RowReduce | ColReduce | Store
+
+
+@dataclass(frozen=True)
+class Note:
+    """A comment above a group of statements: the user's source line, or a section head."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Statements of one walk over the columns. With ``col_block`` unset there is one pass, and no column loop.
+
+    In a looped pass, statements of level SCALAR and ROW that do not depend on column values stand before the loop.
+    """
+
+    body: tuple[Statement | Note, ...]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One loop nest of a kernel; see the module's docstring."""
+
+    title: str
+    fixed: tuple[Axis, ...]
+    loop: tuple[Axis, ...]
+    cols: tuple[Axis, ...]
+    row_tile: int
+    rows_per_chunk: int
+    passes: tuple[Pass, ...]
+    pieces: tuple[int, ...]  # power-of-two widths whose sum covers the columns, in order; one entry when looped or grid
+    col_block: int = 0
+    col_grid: bool = False
+
+    @property
+    def loop_size(self) -> int:
+        """Number of loop rows."""
+        return math.prod(a.size for a in self.loop)
+
+    @property
+    def num_cols(self) -> int:
+        """Number of columns."""
+        return math.prod(a.size for a in self.cols)
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks into which the loop rows are cut."""
+        return max(1, math.ceil(self.loop_size / self.rows_per_chunk))
+
+
+@dataclass(frozen=True)
+class Param:
+    """A buffer argument of a kernel. ``shape``/``strides`` are its logical layout, for comments and checks.
+
+    ``written`` is true for outputs. ``wide`` asks for 64-bit offsets (2**31 or more elements spanned).
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    written: bool
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class TileProgram:
+    """One kernel, ready to print."""
+
+    name: str
+    doc: tuple[str, ...]
+    params: tuple[Param, ...]
+    phases: tuple[Phase, ...]
+    num_warps: int
+    num_stages: int = 1
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Numbers of programs along the two grid axes."""
+        first = self.phases[0]
+        fixed = math.prod(a.size for a in first.fixed)
+        cols = math.ceil(first.num_cols / first.pieces[0]) if first.col_grid else 1
+        return fixed * first.num_chunks, cols

@@ -1,0 +1,1 @@
+"""What may share a kernel, what is worth sharing, and what is saved for the backward pass."""

@@ -1,0 +1,122 @@
+"""Which values get memory of their own, and in which layout.
+
+Anchored are: reductions, operands of dots and opaque calls, outputs and gradients; each through its moves down to the
+value that holds the elements, when some dense layout of that value serves the consumer as a strided view. A consumer
+that no layout serves gets an anchor at the moved node itself (a copy, but one that carries the computation before it).
+The first consumer, outputs before dots, chooses the layout; so a dot operand that is a transpose of a computed value is
+written transposed, and the library reads contiguous matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from megafuse.fusion.plan import Anchor
+from megafuse.ir.graph import Graph, Node, contiguous_strides
+from megafuse.ir.types import Concat, Const, Dot, Input, Iota, Opaque, Pick, Reduce
+from megafuse.ir.views import is_dense, layout_for, same_strides, strided_view, view_base
+
+IN_MEMORY = (Input, Dot, Opaque, Pick)
+
+
+@dataclass
+class Anchors:
+    """``layout``: strides of every anchored node. ``order``: anchors in topological order."""
+
+    graph: Graph
+    layout: dict[Node, tuple[int, ...]] = field(default_factory=dict)
+    nodes: set[Node] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def order(self) -> tuple[Anchor, ...]:
+        """Anchors, arguments first; a concat is anchored part by part."""
+        out: list[Anchor] = []
+        for node in self.graph.nodes:
+            if node in self.nodes:
+                parts = range(len(node.args)) if isinstance(node.attrs, Concat) else [None]
+                out.extend(Anchor(node, p) for p in parts)
+        return tuple(out)
+
+    @property
+    def materialised(self) -> frozenset[Node]:
+        """Every node that can be read from memory."""
+        return frozenset(self.nodes) | frozenset(n for n in self.graph.nodes if n.is_a(*IN_MEMORY))
+
+    def strides(self, node: Node) -> tuple[int, ...]:
+        """Strides of a materialised node in elements."""
+        if isinstance(node.attrs, Input):
+            return node.attrs.strides
+        return self.layout.get(node) or contiguous_strides(node.shape)
+
+
+def choose_anchors(graph: Graph, wanted: Mapping[int, Sequence[int]], extra: Sequence[Node] = ()) -> Anchors:
+    """Choose the anchors of ``graph``.
+
+    ``wanted[i]``: strides that output ``i`` must have. ``extra``: further nodes to give memory to (save-or-recompute
+    decisions of the cover).
+    """
+    anchors = Anchors(graph)
+    for i, node in enumerate(graph.outputs):
+        if node is not None:
+            _anchor_output(anchors, node, tuple(wanted.get(i, contiguous_strides(node.shape))))
+    for node in graph.nodes:
+        if isinstance(node.attrs, Dot):
+            for arg in node.args:
+                _anchor_operand(anchors, arg)
+        elif isinstance(node.attrs, Opaque):
+            for arg in node.args:
+                _anchor_operand(anchors, arg)
+        elif isinstance(node.attrs, Reduce):
+            _anchor(anchors, node, contiguous_strides(node.shape))
+    for node in extra:
+        _anchor(anchors, node, contiguous_strides(node.shape))
+    return anchors
+
+
+def _anchor(anchors: Anchors, node: Node, strides: tuple[int, ...]) -> None:
+    if node not in anchors.nodes:
+        anchors.nodes.add(node)
+        anchors.layout[node] = strides
+
+
+def _anchor_output(anchors: Anchors, node: Node, strides: tuple[int, ...]) -> None:
+    """An output must come out with ``strides`` and must not be a view of an input."""
+    base = view_base(node)
+    if isinstance(base.attrs, Input | Const | Iota):
+        _anchor(anchors, node, strides)
+        return
+    if base.is_a(*IN_MEMORY):
+        view = strided_view(node, anchors.strides(base))
+        if view is None or not same_strides(node.shape, view.strides, strides):
+            _anchor(anchors, node, strides)
+        return
+    _anchor_value(anchors, node, base, strides)
+
+
+def _anchor_operand(anchors: Anchors, node: Node) -> None:
+    """An operand of a library call may be any strided view."""
+    base = view_base(node)
+    if isinstance(base.attrs, Const | Iota):
+        _anchor(anchors, node, contiguous_strides(node.shape))
+        return
+    if base.is_a(*IN_MEMORY) or base in anchors.nodes:
+        if strided_view(node, anchors.strides(base)) is None:
+            _anchor(anchors, node, contiguous_strides(node.shape))
+        return
+    _anchor_value(anchors, node, base, contiguous_strides(node.shape))
+
+
+def _anchor_value(anchors: Anchors, node: Node, base: Node, strides: tuple[int, ...]) -> None:
+    """Anchor a computed value so that ``node``, a view of it, has ``strides``."""
+    if base in anchors.nodes:
+        view = strided_view(node, anchors.strides(base))
+        if view is None or not same_strides(node.shape, view.strides, strides):
+            _anchor(anchors, node, strides)
+        return
+    layout = layout_for(node, strides) if is_dense(node.shape, strides) else None
+    if layout is None:
+        _anchor(anchors, node, strides if is_dense(node.shape, strides) else contiguous_strides(node.shape))
+        return
+    _anchor(anchors, base, layout)

@@ -1,0 +1,175 @@
+"""Evaluate a nest symbolically: which loads, maps and reductions it needs, at which indices.
+
+The trace is demand-driven, from the roots back to values in memory. A node read at two different indices is evaluated
+twice (its loads differ); moves only change indices. Legality is decided here: what cannot be computed inside the nest
+raises :class:`NestError` with the reason, which ``explain`` prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+
+from megafuse.core.dtypes import DType
+from megafuse.fusion.plan import Nest, Root
+from megafuse.ir.graph import Node
+from megafuse.ir.index import Guard, Index, NeedSplit, NotAffine, axis_index, guard_decides, pull_back, split_linear
+from megafuse.ir.types import MOVES, Cast, Concat, Const, Dot, Input, Iota, Map, Opaque, Pad, Pick, Reduce
+
+
+class NestError(Exception):
+    """These roots cannot share a nest; the text says why."""
+
+
+@dataclass(frozen=True, eq=False)
+class Inst:
+    """One value at one index. ``kind``: load, const, iota, inside, map, cast, reduce (over the columns)."""
+
+    kind: str
+    node: Node
+    dtype: DType
+    axes: frozenset[str]
+    args: tuple[Inst, ...] = ()
+    index: Index = ()
+    guards: tuple[Guard, ...] = ()
+    fn: str = ""
+    value: float | int | bool = 0
+
+
+@dataclass
+class Trace:
+    """The instances of one nest in evaluation order, and the value of each root."""
+
+    nest: Nest
+    insts: list[Inst] = field(default_factory=list)
+    roots: dict[Root, Inst] = field(default_factory=dict)
+
+    def loads(self) -> list[Inst]:
+        """All loads."""
+        return [i for i in self.insts if i.kind == "load"]
+
+    def loaded(self) -> frozenset[Node]:
+        """Nodes read from memory."""
+        return frozenset(i.node for i in self.insts if i.kind == "load")
+
+
+def trace_nest(nest: Nest, materialised: Set[Node], overrides: Mapping[Node, Node] | None = None) -> Trace:
+    """Trace ``nest``, splitting axes as its moves require. The result's ``nest`` has the finer axes.
+
+    ``materialised`` nodes are read from memory unless the nest itself computes them at the same index. ``overrides``
+    replaces nodes before they are looked at (a column sum by the sum of its partials).
+
+    Raises:
+        NestError: some value cannot be computed inside the nest.
+    """
+    for _ in range(64):
+        try:
+            return _Tracer(nest, materialised, overrides or {}).run()
+        except NeedSplit as need:
+            nest = nest.split(need.axis, need.inner)
+        except NotAffine as bad:
+            raise NestError(f"a reshape does not follow the nest's axes: {bad}") from None
+    raise NestError("its axes were split 64 times without an end")
+
+
+class _Tracer:
+    def __init__(self, nest: Nest, materialised: Set[Node], overrides: Mapping[Node, Node]) -> None:
+        self.nest, self.materialised, self.overrides = nest, materialised, overrides
+        self.sizes = nest.space.sizes
+        self.row_names, self.col_names = nest.space.row_names, nest.space.col_names
+        self.own = {r.anchor.node: r for r in nest.roots if r.anchor.part is None}
+        self.own_concats = {r.anchor.node for r in nest.roots if r.anchor.part is not None}
+        self.memo: dict[tuple[object, ...], Inst] = {}
+        self.out = Trace(nest)
+
+    def run(self) -> Trace:
+        for root in self.nest.roots:
+            if root.arg_index is not None:
+                arg = root.anchor.node.args[0]
+                self.out.roots[root] = self.visit(arg, root.arg_index, ())
+            else:
+                self.out.roots[root] = self.visit(root.anchor.value, root.index, ())
+        return self.out
+
+    def visit(self, node: Node, index: Index, guards: tuple[Guard, ...]) -> Inst:
+        node = self.overrides.get(node, node)
+        key = (node, index, guards)
+        if key not in self.memo:
+            self.memo[key] = self.evaluate(node, index, guards)
+        return self.memo[key]
+
+    def evaluate(self, node: Node, index: Index, guards: tuple[Guard, ...]) -> Inst:
+        attrs = node.attrs
+        if isinstance(attrs, Const):
+            return self.add(Inst("const", node, node.dtype, frozenset(), value=attrs.value))
+        root = self.own.get(node)
+        if node in self.own_concats:
+            raise NestError(f"it needs all of {node!r} while storing a part of it")
+        if root is not None and (root.index != index or root.arg_index is not None):
+            raise NestError(f"it needs {node!r} at another index than the one it is computed at")
+        if root is None and (node in self.materialised or isinstance(attrs, Input | Dot | Opaque | Pick)):
+            axes = frozenset().union(*(ix.axes for ix in index)) if index else frozenset()
+            return self.add(Inst("load", node, node.dtype, axes, index=index, guards=guards))
+        if isinstance(attrs, Iota):
+            return self.add(Inst("iota", node, node.dtype, index[attrs.axis].axes, index=(index[attrs.axis],)))
+        if isinstance(attrs, MOVES):
+            return self.evaluate_move(node, index, guards)
+        if isinstance(attrs, Reduce):
+            return self.evaluate_reduce(node, index, guards)
+        assert isinstance(attrs, Map | Cast)
+        args = tuple(self.visit(a, index if a.shape else (), guards) for a in node.args)
+        axes = frozenset().union(*(a.axes for a in args))
+        if isinstance(attrs, Cast):
+            return self.add(Inst("cast", node, node.dtype, axes, args))
+        return self.add(Inst("map", node, node.dtype, axes, args, fn=attrs.fn))
+
+    def evaluate_move(self, node: Node, index: Index, guards: tuple[Guard, ...]) -> Inst:
+        """Pull the index through; parts of a concat or pad become a chain of ``where``."""
+        pulled = pull_back(node, index, self.sizes)
+        if not isinstance(node.attrs, Pad | Concat):
+            (arg, moved, _) = pulled[0]
+            return self.visit(arg, moved, guards)
+        result: Inst | None = None
+        if isinstance(node.attrs, Pad):
+            fill = node.attrs.value
+            result = self.add(Inst("const", node, node.dtype, frozenset(), value=fill if node.dtype.is_float else int(fill)))
+        for arg, moved, extra in reversed(pulled):
+            decided = [guard_decides(g, self.sizes) for g in extra]
+            if False in decided:
+                continue
+            open_guards = tuple(g for g, d in zip(extra, decided, strict=True) if d is None)
+            value = self.visit(arg, moved, guards + open_guards)
+            if result is None or not open_guards:
+                result = value
+                continue
+            axes = frozenset().union(*(g.index.axes for g in open_guards))
+            inside = self.add(Inst("inside", node, DType.BOOL, axes, guards=open_guards))
+            args = (inside, value, result)
+            result = self.add(Inst("map", node, node.dtype, axes | value.axes | result.axes, args, fn="where"))
+        assert result is not None
+        return result
+
+    def evaluate_reduce(self, node: Node, index: Index, guards: tuple[Guard, ...]) -> Inst:
+        """A reduction over exactly the nest's columns, for an index made of rows only."""
+        attrs = node.attrs
+        assert isinstance(attrs, Reduce)
+        arg = node.args[0]
+        kept_axes = frozenset().union(*(ix.axes for ix in index)) if index else frozenset()
+        reduced = [arg.shape[a] for a in attrs.axes]
+        if not kept_axes <= self.row_names:
+            raise NestError(f"{attrs.fn} {node!r} is wanted per column, not per row, of this nest")
+        total = 1
+        for n in reduced:
+            total *= n
+        if total != self.nest.space.num_cols:
+            raise NestError(f"{attrs.fn} {node!r} runs over {total} elements, the nest's rows have {self.nest.space.num_cols}")
+        cols = split_linear(axis_index(self.nest.space.cols), reduced, self.sizes)
+        inner = list(index)
+        for axis, ix in zip(attrs.axes, cols, strict=True):
+            inner.insert(axis, ix)
+        value = self.visit(arg, tuple(inner), guards)
+        return self.add(Inst("reduce", node, node.dtype, value.axes & self.row_names, (value,), index=index, fn=attrs.fn))
+
+    def add(self, inst: Inst) -> Inst:
+        self.out.insts.append(inst)
+        return inst

@@ -1,0 +1,206 @@
+"""Index algebra: affine indices over named axes, and how each move maps an index of its result to one of its argument.
+
+Every tensor dim inside a loop nest is indexed by an :class:`Affine` expression over *atomic* axes. All moves keep indices
+affine as long as axes are fine enough: a reshape that cuts through an axis asks for it to be split (:class:`NeedSplit`),
+after which the whole nest is traced again with the two finer axes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from megafuse.ir.graph import Node, contiguous_strides
+from megafuse.ir.types import Concat, Expand, Pad, Permute, Reshape, Slice
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An atomic loop axis. Names are unique in a phase; a fixed axis has one name in all phases of its kernel."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Affine:
+    """``sum(stride * axis) + const``: an element offset in a buffer, or an index value. ``terms``: (axis name, stride)."""
+
+    terms: tuple[tuple[str, int], ...]
+    const: int = 0
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """Names of the axes on which the value depends."""
+        return frozenset(name for name, _ in self.terms)
+
+    def shift(self, amount: int) -> Affine:
+        """The same plus ``amount``."""
+        return Affine(self.terms, self.const + amount) if amount else self
+
+    def scale(self, factor: int) -> Affine:
+        """The same times ``factor``."""
+        return self if factor == 1 else Affine(tuple((n, s * factor) for n, s in self.terms), self.const * factor)
+
+
+ZERO = Affine(())
+Index = tuple[Affine, ...]
+
+
+@dataclass(frozen=True)
+class Guard:
+    """``lo <= index < hi``: where an access is allowed (parts of a concat or the inside of a pad)."""
+
+    index: Affine
+    lo: int
+    hi: int
+
+
+class NeedSplit(Exception):
+    """A reshape cuts through ``axis``: split it into (size / inner, inner) and trace again."""
+
+    def __init__(self, axis: str, inner: int) -> None:
+        super().__init__(f"axis {axis} must be split at {inner}")
+        self.axis, self.inner = axis, inner
+
+
+class NotAffine(Exception):
+    """The index of a reshape's argument is not affine in the nest's axes (the two shapes share no factorisation)."""
+
+
+def axis_index(axes: Sequence[Axis]) -> Affine:
+    """The row-major flattened index of ``axes``."""
+    strides = contiguous_strides([a.size for a in axes])
+    return Affine(tuple((a.name, s) for a, s in zip(axes, strides, strict=True) if a.size > 1))
+
+
+def combine(index: Sequence[Affine], strides: Sequence[int]) -> Affine:
+    """``sum(index[d] * strides[d])``: the element offset of a tensor element, terms by falling stride."""
+    total: dict[str, int] = {}
+    const = 0
+    for ix, stride in zip(index, strides, strict=True):
+        const += ix.const * stride
+        for name, s in ix.terms:
+            total[name] = total.get(name, 0) + s * stride
+    terms = sorted(((n, s) for n, s in total.items() if s), key=lambda t: -abs(t[1]))
+    return Affine(tuple(terms), const)
+
+
+def split_linear(linear: Affine, shape: Sequence[int], sizes: Mapping[str, int]) -> Index:
+    """Write a row-major linear index as one affine index per dim of ``shape``.
+
+    Raises:
+        NeedSplit: an axis straddles a dim boundary and can be cut there.
+        NotAffine: it cannot.
+    """
+    strides = contiguous_strides(shape)
+    terms: list[list[tuple[str, int]]] = [[] for _ in shape]
+    consts = [0] * len(shape)
+    base = linear.const - sum(-s * (sizes[n] - 1) for n, s in linear.terms if s < 0)
+    for name, stride in linear.terms:
+        dim = _dim_of(abs(stride), sizes[name], shape, strides, name)
+        step = abs(stride) // strides[dim]
+        terms[dim].append((name, step if stride > 0 else -step))
+        if stride < 0:
+            consts[dim] += step * (sizes[name] - 1)
+    if base < 0:
+        raise NotAffine(f"negative base of {linear}")
+    for dim, stride in enumerate(strides):
+        consts[dim] += base // stride if shape[dim] > 1 else 0
+        base = base % stride if shape[dim] > 1 else base
+    out = tuple(Affine(tuple(t), c) for t, c in zip(terms, consts, strict=True))
+    if base or any(not _within(ix, n, sizes) for ix, n in zip(out, shape, strict=True)):
+        raise NotAffine(f"{linear} does not fall into dims {tuple(shape)}")
+    return out
+
+
+def _dim_of(stride: int, size: int, shape: Sequence[int], strides: Sequence[int], name: str) -> int:
+    for dim in range(len(shape) - 1, -1, -1):
+        below, above = strides[dim], strides[dim] * shape[dim]
+        if shape[dim] == 1 or not below <= stride < above:
+            continue
+        if stride % below:
+            raise NotAffine(f"axis {name} of stride {stride} is not a multiple of {below}")
+        if stride * size <= above:
+            return dim
+        inner, rest = divmod(above, stride)
+        if rest == 0 and inner > 1 and size % inner == 0:
+            raise NeedSplit(name, inner)
+        raise NotAffine(f"axis {name} ({size} steps of {stride}) straddles a boundary at {above}")
+    raise NotAffine(f"axis {name} of stride {stride} lies outside {tuple(shape)}")
+
+
+def _within(index: Affine, size: int, sizes: Mapping[str, int]) -> bool:
+    low = high = index.const
+    for name, stride in index.terms:
+        if stride > 0:
+            high += stride * (sizes[name] - 1)
+        else:
+            low += stride * (sizes[name] - 1)
+    return 0 <= low and high < max(size, 1)
+
+
+def pull_back(node: Node, index: Index, sizes: Mapping[str, int]) -> list[tuple[Node, Index, tuple[Guard, ...]]]:
+    """For a move at ``index``: the arguments read, their indices, and where each is the one read.
+
+    All moves but ``Concat`` have one argument; ``Pad`` and ``Concat`` guard theirs.
+
+    Raises:
+        NeedSplit, NotAffine: see :func:`split_linear`.
+    """
+    attrs = node.attrs
+    arg = node.args[0]
+    if isinstance(attrs, Permute):
+        out = [ZERO] * len(index)
+        for i, p in enumerate(attrs.perm):
+            out[p] = index[i]
+        return [(arg, tuple(out), ())]
+    if isinstance(attrs, Expand):
+        return [(arg, tuple(ZERO if n == 1 else ix for ix, n in zip(index, arg.shape, strict=True)), ())]
+    if isinstance(attrs, Slice):
+        moved = tuple(ix.scale(st).shift(s) for ix, s, st in zip(index, attrs.starts, attrs.steps, strict=True))
+        return [(arg, moved, ())]
+    if isinstance(attrs, Pad):
+        moved = tuple(ix.shift(-lo) for ix, lo in zip(index, attrs.lo, strict=True))
+        ranges = zip(moved, arg.shape, node.shape, strict=True)
+        return [(arg, moved, tuple(Guard(ix, 0, n) for ix, n, full in ranges if n != full))]
+    if isinstance(attrs, Reshape):
+        linear = combine(index, contiguous_strides(node.shape))
+        return [(arg, split_linear(linear, arg.shape, sizes), ())]
+    assert isinstance(attrs, Concat)
+    return _pull_back_concat(node, index, attrs.axis)
+
+
+def _pull_back_concat(node: Node, index: Index, axis: int) -> list[tuple[Node, Index, tuple[Guard, ...]]]:
+    out = []
+    start = 0
+    for part in node.args:
+        moved = tuple(ix.shift(-start) if d == axis else ix for d, ix in enumerate(index))
+        out.append((part, moved, (Guard(moved[axis], 0, part.shape[axis]),)))
+        start += part.shape[axis]
+    return out
+
+
+def guard_decides(guard: Guard, sizes: Mapping[str, int]) -> bool | None:
+    """True or False where the guard holds or fails for every value of its axes, else None."""
+    low = high = guard.index.const
+    for name, stride in guard.index.terms:
+        low += min(0, stride * (sizes[name] - 1))
+        high += max(0, stride * (sizes[name] - 1))
+    if guard.lo <= low and high < guard.hi:
+        return True
+    return False if high < guard.lo or low >= guard.hi else None
+
+
+def substitute_axis(index: Affine, axis: str, parts: Sequence[tuple[str, int]]) -> Affine:
+    """Replace ``axis`` by ``sum(stride * part)``."""
+    out: list[tuple[str, int]] = []
+    for name, stride in index.terms:
+        out.extend((p, stride * s) for p, s in parts) if name == axis else out.append((name, stride))
+    return Affine(tuple(out), index.const)
+
+
+def footprint(index: Affine, sizes: Mapping[str, int]) -> int:
+    """Number of distinct elements that an affine offset touches (axes with a non-zero stride)."""
+    return math.prod(sizes[name] for name, stride in index.terms if stride)

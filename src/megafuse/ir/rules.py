@@ -1,0 +1,273 @@
+"""Simplification rules of arithmetic, casts and reductions, and the table of all rules.
+
+Each rule's docstring is its proof. A rule is bit-exact in floating point unless its ``differs`` says otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+
+from megafuse.core.dtypes import DType
+from megafuse.ir.graph import Builder, Graph, Node
+from megafuse.ir.rewrite import Rule, rebuild, rewrite, rule
+from megafuse.ir.rules_moves import MOVE_RULES, full_value, zero_pad
+from megafuse.ir.types import MOVES, Cast, Const, Expand, Map, Pad, Reduce, Reshape
+
+_SMALL = {DType.BOOL: set(DType) - {DType.BOOL}, DType.F64: set(), DType.I64: set()}
+_EMBEDS: dict[DType, set[DType]] = {
+    **_SMALL,
+    DType.U8: {DType.I16, DType.I32, DType.I64, DType.BF16, DType.F16, DType.F32, DType.F64},
+    DType.I8: {DType.I16, DType.I32, DType.I64, DType.BF16, DType.F16, DType.F32, DType.F64},
+    DType.I16: {DType.I32, DType.I64, DType.F32, DType.F64},
+    DType.I32: {DType.I64, DType.F64},
+    DType.BF16: {DType.F32, DType.F64},
+    DType.F16: {DType.F32, DType.F64},
+    DType.F32: {DType.F64},
+}
+_MAX_EXPONENT = {DType.F64: 1022, DType.F32: 126, DType.BF16: 126, DType.F16: 14}
+
+
+def embeds(narrow: DType, wide: DType) -> bool:
+    """True when every value of ``narrow`` is a value of ``wide``, so that the cast loses nothing."""
+    return wide in _EMBEDS[narrow]
+
+
+def representable(value: float, dtype: DType) -> bool:
+    """True when a constant of this value is the same in ``dtype`` as in the type ``dtype`` computes in."""
+    if dtype.compute is dtype or not math.isfinite(value):
+        return True
+    try:
+        if dtype is DType.F16:
+            return bool(struct.unpack("<e", struct.pack("<e", value))[0] == struct.unpack("<f", struct.pack("<f", value))[0])
+        return struct.pack("<f", value)[:2] == b"\0\0"
+    except OverflowError:
+        return False
+
+
+def _const(node: Node) -> float | None:
+    """Value of a constant."""
+    return node.attrs.value if isinstance(node.attrs, Const) else None
+
+
+def _is_zero(value: float | None, sign: float) -> bool:
+    """True for the zero of the given sign."""
+    return value is not None and value == 0 and math.copysign(1, value) == sign
+
+
+# ---- arithmetic
+
+
+@rule(Map)
+def drop_identity(b: Builder, node: Node) -> Node | None:
+    """x*1 = x/1 = x; x-0 = x + -0 = x for every x, zeros of both signs included (x + +0 is not: it turns -0 to +0)."""
+    fn = node.attrs.fn  # type: ignore[union-attr]
+    for x, c in (node.args, node.args[::-1]) if len(node.args) == 2 else ():
+        value, right = _const(c), c is node.args[1]
+        unit = value == 1 and (fn == "mul" or (fn == "div" and right))
+        minus_zero = fn == "add" and (_is_zero(value, -1) or (value == 0 and not node.dtype.is_float))
+        plus_zero = fn == "sub" and right and _is_zero(value, 1)
+        if (unit or minus_zero or plus_zero) and x.type == node.type and node.dtype is not DType.BOOL:
+            return x
+    return None
+
+
+@rule(Map)
+def div_by_power_of_two(b: Builder, node: Node) -> Node | None:
+    """x / 2^k = x * 2^-k: both scale the exponent, and the one rounding (of a subnormal result) is the same."""
+    if node.attrs.fn != "div" or not node.dtype.is_float:  # type: ignore[union-attr]
+        return None
+    x, c = node.args[0], _const(node.args[1])
+    if not c or not math.isfinite(c) or x.shape != node.shape:
+        return None
+    fraction, exponent = math.frexp(c)
+    if abs(fraction) != 0.5 or abs(exponent - 1) > _MAX_EXPONENT[node.dtype]:
+        return None
+    return b.map("mul", x, 1 / c)
+
+
+@rule(Map)
+def double_negation(b: Builder, node: Node) -> Node | None:
+    """-(-x) = x and not(not(x)) = x: each flips bits back."""
+    fn, x = node.attrs.fn, node.args[0]  # type: ignore[union-attr]
+    again = fn in ("neg", "not") and isinstance(x.attrs, Map) and x.attrs.fn == fn
+    return x.args[0] if again and x.args[0].type == node.type else None
+
+
+@rule(Map)
+def scalar_arguments(b: Builder, node: Node) -> Node | None:
+    """An argument that holds one constant everywhere is that constant, if its own type does not round it."""
+    args = []
+    for a in node.args:
+        c = full_value(a) if node.shape else None
+        args.append(c if c is not None and representable(c.attrs.value, c.dtype) else a)  # type: ignore[union-attr]
+    if node.shape and all(a.is_a(Const) for a in args):
+        return b.broadcast(b.map(node.attrs.fn, *args), node.shape)  # type: ignore[union-attr]
+    return rebuild(b, node, args)
+
+
+@rule(Map, differs="-0.0 outside a pad becomes the -0.0 that was padded, not the 0.0 of -0.0 + 0.0")
+def add_of_pads(b: Builder, node: Node) -> Node | None:
+    """Sum of zero-padded values whose ranges are disjoint: one after another, the ranges that touch are a concat.
+
+    Every element gets at most one padded value and at most one dense one, so no two roundings are reordered. The
+    backward of split, chunk and slices gives such sums: add(add(pad(a), pad(b)), pad(c)) = concat(a, b, c).
+    """
+    if node.attrs.fn != "add":  # type: ignore[union-attr]
+        return None
+    leaves = _addends(node)
+    pads = sorted((p for p in leaves if zero_pad(p)), key=lambda p: zero_pad(p) or (0, 0, 0))
+    dense = [x for x in leaves if not zero_pad(x)]
+    spans = [s for s in map(zero_pad, pads) if s]
+    if len(pads) < 2 or len(dense) > 1 or len({axis for axis, _, _ in spans}) > 1:
+        return None
+    if any(prev[2] > here[1] for prev, here in zip(spans, spans[1:], strict=False)):
+        return None
+    runs = _touching(spans)
+    if len(runs) == len(pads):
+        return None
+    axis = spans[0][0]
+    terms = [*dense, *(_pad_run(b, pads[i:j], spans[i][1], axis, node.shape) for i, j in runs)]
+    total = terms[0]
+    for term in terms[1:]:
+        total = b.map("add", total, term)
+    return total
+
+
+def _addends(node: Node) -> list[Node]:
+    """Leaves of the tree of additions under ``node``; a subtree without a zero pad counts as one leaf."""
+    if not (isinstance(node.attrs, Map) and node.attrs.fn == "add"):
+        return [node]
+    leaves = [leaf for a in node.args for leaf in _addends(a)]
+    return leaves if any(zero_pad(leaf) for leaf in leaves) else [node]
+
+
+def _touching(spans: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
+    """Index ranges of consecutive spans without gaps between them."""
+    runs: list[tuple[int, int]] = []
+    for i, (_, lo, _) in enumerate(spans):
+        if runs and spans[i - 1][2] == lo:
+            runs[-1] = (runs[-1][0], i + 1)
+        else:
+            runs.append((i, i + 1))
+    return runs
+
+
+def _pad_run(b: Builder, pads: list[Node], lo: int, axis: int, shape: tuple[int, ...]) -> Node:
+    """The concatenation of the pads' inputs, padded to ``shape``."""
+    inner = b.concat([p.args[0] for p in pads], axis)
+    return b.pad(inner, [lo if i == axis else 0 for i in range(len(shape))], shape)
+
+
+# ---- casts
+
+
+@rule(Cast)
+def drop_widening_cast(b: Builder, node: Node) -> Node | None:
+    """cast(cast(x: A -> B): B -> C) = cast(x: A -> C) when B holds every value of A; for C = A it is x."""
+    x = node.args[0]
+    if x.is_a(Cast) and embeds(x.args[0].dtype, x.dtype):
+        return b.cast(x.args[0], node.dtype)
+    return None
+
+
+@rule(Cast)
+def cast_of_full(b: Builder, node: Node) -> Node | None:
+    """A cast of one repeated constant is the repeated cast of it, if its own type does not round it."""
+    c = full_value(node.args[0])
+    if c is None or not node.shape or not representable(c.attrs.value, c.dtype):  # type: ignore[union-attr]
+        return None
+    return b.broadcast(b.cast(c, node.dtype), node.shape)
+
+
+@rule(Cast)
+def cast_before_expand(b: Builder, node: Node) -> Node | None:
+    """cast(expand(x)) = expand(cast(x)): a cast works on each element alone."""
+    x = node.args[0]
+    return b.expand(b.cast(x.args[0], node.dtype), node.shape) if x.is_a(Expand) else None
+
+
+@rule(Cast)
+def cast_before_zero_pad(b: Builder, node: Node) -> Node | None:
+    """cast(pad(x, 0)) = pad(cast(x), 0): zero is zero in every type."""
+    x = node.args[0]
+    if not (isinstance(x.attrs, Pad) and _is_zero(x.attrs.value, 1)):
+        return None
+    return b.pad(b.cast(x.args[0], node.dtype), x.attrs.lo, node.shape, 0.0)
+
+
+@rule(Cast)
+def cast_meets_cast(b: Builder, node: Node) -> Node | None:
+    """cast(move(cast(x), ..)) = move(cast(cast(x)), ..), taken where the inner cast loses nothing and so vanishes."""
+    x = node.args[0]
+    if not x.is_a(*MOVES) or x.is_a(Pad):
+        return None
+    if not any(a.is_a(Cast) and embeds(a.args[0].dtype, a.dtype) for a in x.args):
+        return None
+    return rebuild(b, x, [b.cast(a, node.dtype) for a in x.args])
+
+
+# ---- reductions
+
+
+@rule(Reduce, differs="sign of zero: a sum that starts from 0.0 turns -0.0 to 0.0")
+def reduce_of_one(b: Builder, node: Node) -> Node | None:
+    """Reducing a dim of size 1 is dropping it."""
+    fn, axes, x = node.attrs.fn, node.attrs.axes, node.args[0]  # type: ignore[union-attr]
+    if all(x.shape[a] != 1 for a in axes):
+        return None
+    kept = [i for i in range(x.type.rank) if not (i in axes and x.shape[i] == 1)]
+    return b.reduce(fn, b.reshape(x, [x.shape[i] for i in kept]), [kept.index(a) for a in axes if a in kept])
+
+
+@rule(Reduce, differs="order of additions")
+def reduce_of_reduce(b: Builder, node: Node) -> Node | None:
+    """The same associative function over axes B after axes A is one reduction over both.
+
+    Not for sums and products of 16-bit types, which round between the two.
+    """
+    fn, axes, x = node.attrs.fn, node.attrs.axes, node.args[0]  # type: ignore[union-attr]
+    if not isinstance(x.attrs, Reduce) or x.attrs.fn != fn:
+        return None
+    if fn in ("sum", "prod") and node.dtype.compute is not node.dtype:
+        return None
+    inner = x.attrs.axes
+    left = [i for i in range(x.args[0].type.rank) if i not in inner]
+    return b.reduce(fn, x.args[0], [*inner, *(left[a] for a in axes)])
+
+
+@rule(Reduce)
+def reduce_before_unit_reshape(b: Builder, node: Node) -> Node | None:
+    """A reshape that only adds or drops dims of size 1 renames axes: the reduction goes first, under the old names."""
+    fn, axes, x = node.attrs.fn, node.attrs.axes, node.args[0]  # type: ignore[union-attr]
+    if not x.is_a(Reshape) or any(x.shape[a] == 1 for a in axes):
+        return None
+    source = x.args[0]
+    old = [i for i, s in enumerate(source.shape) if s != 1]
+    new = [i for i, s in enumerate(x.shape) if s != 1]
+    if [source.shape[i] for i in old] != [x.shape[i] for i in new]:
+        return None
+    return b.reshape(b.reduce(fn, source, [old[new.index(a)] for a in axes]), node.shape)
+
+
+ARITHMETIC_RULES: tuple[Rule, ...] = (
+    scalar_arguments,
+    drop_identity,
+    div_by_power_of_two,
+    double_negation,
+    add_of_pads,
+)
+CAST_RULES: tuple[Rule, ...] = (
+    drop_widening_cast,
+    cast_of_full,
+    cast_before_expand,
+    cast_before_zero_pad,
+    cast_meets_cast,
+)
+REDUCE_RULES: tuple[Rule, ...] = (reduce_of_one, reduce_of_reduce, reduce_before_unit_reshape)
+SIMPLIFY: tuple[Rule, ...] = (*ARITHMETIC_RULES, *CAST_RULES, *REDUCE_RULES, *MOVE_RULES)
+
+
+def simplify(graph: Graph) -> Graph:
+    """``graph`` under every rule here and in ``rules_moves``."""
+    return rewrite(graph, SIMPLIFY, "simplify")

@@ -1,0 +1,164 @@
+"""Types of graph values and the attribute records of each op."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from megafuse.core.dtypes import DType
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """A value's logical shape and element type. Layout in memory is not part of it: the planner chooses that."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes when dense."""
+        return self.numel * self.dtype.size
+
+    def __str__(self) -> str:
+        return f"{self.dtype.value}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A line of the user's code from which a node came."""
+
+    file: str
+    line: int
+    code: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Input:
+    """A graph input. ``strides`` in elements as given at capture; ``role``: param, buffer, arg or tangent."""
+
+    name: str
+    position: int
+    strides: tuple[int, ...]
+    role: str
+
+
+@dataclass(frozen=True)
+class Const:
+    """A scalar constant; the node's shape is ()."""
+
+    value: float | int | bool
+
+
+@dataclass(frozen=True)
+class Iota:
+    """The index along ``axis`` of the node's own shape, as an integer."""
+
+    axis: int
+
+
+@dataclass(frozen=True)
+class Map:
+    """A pointwise function of arguments of one common shape (scalar constants aside); see ``ops.MAP_FNS``."""
+
+    fn: str
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Conversion to the node's dtype, rounding to nearest even."""
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """``fn`` (sum, max, min, prod) over ``axes``; reduced dims are dropped."""
+
+    fn: str
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Dot:
+    """``[P, M, K] x [P, K, N] -> [P, M, N]``, accumulated in fp32, rounded once to the node's dtype.
+
+    An optional third argument of shape [N] is added before the rounding (the library's bias epilogue).
+    """
+
+
+@dataclass(frozen=True)
+class Permute:
+    """Output dim ``i`` is input dim ``perm[i]``."""
+
+    perm: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Reshape:
+    """Same elements in row-major order under the node's shape."""
+
+
+@dataclass(frozen=True)
+class Expand:
+    """Same rank; dims of size 1 repeat to the node's size."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Output index ``i`` reads input index ``start + step * i`` in each dim; ``step`` may be negative (flip)."""
+
+    starts: tuple[int, ...]
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Pad:
+    """``lo`` elements of ``value`` before the input in each dim, and as many after as the node's shape leaves."""
+
+    lo: tuple[int, ...]
+    value: float
+
+
+@dataclass(frozen=True)
+class Concat:
+    """The arguments one after another along ``axis``."""
+
+    axis: int
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """An ATen call that runs as is. ``call`` indexes the capture's side table of calls; ``reason`` says why.
+
+    The node's own type is that of the first tensor result; further results are read by ``Pick``.
+    """
+
+    target: str
+    call: int
+    reason: str
+    results: tuple[TensorType | None, ...]
+
+
+@dataclass(frozen=True)
+class Pick:
+    """Result ``index`` of an opaque call."""
+
+    index: int
+
+
+Attrs = (
+    Input | Const | Iota | Map | Cast | Reduce | Dot | Permute | Reshape | Expand | Slice | Pad | Concat | Opaque | Pick
+)
+MOVES = (Permute, Reshape, Expand, Slice, Pad, Concat)

@@ -1,0 +1,1 @@
+"""Reports for people (terminal, Markdown, HTML) from records; measures nothing."""

@@ -1,0 +1,77 @@
+"""The frozen record of one check and its text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megafuse.core.errors import CheckError
+from megafuse.validate.verdict import Verdict
+
+_HEADINGS = ("", "tensor", "dtype", "elements", "rms fused", "rms unfused", "limit", "max fused", "max unfused", "gain")
+
+#: Ending of the names of results computed from scaled-down inputs.
+SMALL = " (small inputs)"
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """Result of ``check``.
+
+    ``verdicts``: the acceptance rule, per tensor and per pool of small tensors. ``structure``: differences in shape,
+    dtype, strides, requires_grad, unused gradients or plain values. ``determinism``: tensors that were not repeatable,
+    and how. ``seeds``: inputs drawn; ``repeats``: runs compared bit by bit; ``poisoned``: allocations filled with NaN.
+    """
+
+    subject: str
+    seeds: int
+    repeats: int
+    poisoned: int
+    verdicts: tuple[Verdict, ...]
+    structure: tuple[str, ...] = ()
+    determinism: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """True if every comparison passed and something was compared."""
+        return bool(self.verdicts) and not self.failures
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """Every reason for failing, each naming its tensor."""
+        numeric = [f"{v.name}: {reason}" for v in self.verdicts for reason in v.reasons]
+        return (*self.structure, *self.determinism, *numeric)
+
+    def raise_if_failed(self) -> CheckReport:
+        """Return the report if all is well; raise ``CheckError`` with its text if not."""
+        if not self.ok:
+            raise CheckError(str(self), hint="compare with casts='fp32', or run strict=True to see what was not fused")
+        return self
+
+    def __str__(self) -> str:
+        state = "passed" if self.ok else "FAILED"
+        head = f"check of {self.subject}: {state} ({self.seeds} seeds, {self.repeats} repeats, "
+        shown = tuple(v for v in self.verdicts if not v.ok or SMALL not in v.role)
+        lines = [head + f"{self.poisoned} poisoned allocations)", *_table(shown)]
+        if len(shown) < len(self.verdicts):
+            lines.append(f"  ok    and {len(self.verdicts) - len(shown)} results of small inputs")
+        lines += [f"  structure: {text}" for text in self.structure]
+        lines += [f"  not repeatable: {text}" for text in self.determinism]
+        for verdict in (v for v in self.verdicts if not v.ok):
+            lines += [f"  {verdict.name}: {reason}" for reason in verdict.reasons]
+            lines += [f"      {witness}" for witness in verdict.witnesses]
+        return "\n".join(lines if self.verdicts else [*lines, "  nothing was compared"])
+
+
+def _table(verdicts: tuple[Verdict, ...]) -> list[str]:
+    rows = [_HEADINGS, *(_row(v) for v in verdicts)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADINGS))]
+    return ["  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _row(v: Verdict) -> tuple[str, ...]:
+    mark, dtype = ("ok" if v.ok else "FAIL"), str(v.dtype).removeprefix("torch.")
+    if not v.dtype.is_floating_point:
+        return (mark, v.name, dtype, str(v.elements), *["exact"] * 3, *[""] * 3)
+    limit = "pooled" if v.pool else f"{v.rms_limit:.2e}"
+    numbers = (f"{v.fused_rms:.2e}", f"{v.unfused_rms:.2e}", limit, f"{v.fused_max:.2e}", f"{v.unfused_max:.2e}")
+    return (mark, v.name, dtype, str(v.elements), *numbers, f"{v.gain:+.1e}")

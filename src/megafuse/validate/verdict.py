@@ -1,0 +1,158 @@
+"""From samples to verdicts: the acceptance rule applied to every tensor and to the pools of short ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from megafuse.validate.compare import Sample, Witness
+from megafuse.validate.tolerance import RULE, Rule, precision
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The rule applied to one tensor (or pool): errors, limits, and the reasons why it failed (none: it passed).
+
+    Errors are absolute in the tensor's own units; in a pool they are relative to each member's scale.
+    """
+
+    name: str
+    role: str
+    dtype: torch.dtype
+    elements: int
+    fused_rms: float
+    unfused_rms: float
+    rms_limit: float
+    fused_max: float
+    unfused_max: float
+    gain: float
+    gain_limit: float
+    pool: str | None = None
+    reasons: tuple[str, ...] = ()
+    witnesses: tuple[Witness, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """True if nothing was broken."""
+        return not self.reasons
+
+    def __str__(self) -> str:
+        state = "ok  " if self.ok else "FAIL"
+        limit = f"in {self.pool}" if self.pool else f"{self.rms_limit:.3g}"
+        head = f"{state} {self.name} {_short(self.dtype)} n={self.elements}"
+        body = f"rms {self.fused_rms:.3g} (unfused {self.unfused_rms:.3g}, limit {limit}) "
+        body += f"max {self.fused_max:.3g} (unfused {self.unfused_max:.3g}) gain {self.gain:+.1e}"
+        lines = [f"{head}: {body}", *(f"     {reason}" for reason in self.reasons)]
+        return "\n".join(lines + [f"       {w}" for w in self.witnesses if not self.ok])
+
+
+def judge(samples: Iterable[Sample], *, require_finite: bool = False, rule: Rule = RULE) -> tuple[Verdict, ...]:
+    """One verdict for every sample (already summed over seeds), and one for every pool of short samples.
+
+    The RMS rule is applied to a tensor alone if it has ``rule.full_sample`` elements, else to the pool of its role
+    and dtype; everything else is applied to each tensor alone.
+    """
+    listed = list(samples)
+    small = [s for s in listed if s.dtype.is_floating_point and 0 < s.elements < rule.full_sample]
+    keys = list(dict.fromkeys((s.role, s.dtype) for s in small))
+    pools = [[s for s in small if (s.role, s.dtype) == key] for key in keys]
+    pooled = {id(s) for pool in pools if len(pool) > 1 for s in pool}
+    verdicts = [_judge_one(s, id(s) in pooled, require_finite, rule) for s in listed]
+    return (*verdicts, *(_judge_pool(pool, rule) for pool in pools if len(pool) > 1))
+
+
+def _judge_one(sample: Sample, pooled: bool, require_finite: bool, rule: Rule) -> Verdict:
+    if not sample.dtype.is_floating_point:
+        reasons = [f"{sample.mismatches} elements differ; integers must be equal"] if sample.mismatches else []
+        return _verdict(sample, math.inf, math.inf, None, reasons, sample.bad_mask)
+    limit = rule.rms_limit(sample.unfused_rms, sample.oracle_rms, sample.dtype, sample.elements)
+    gain_limit = rule.gain_limit(sample.unfused_gain, sample.gain_error, sample.dtype)
+    reasons = _finite_reasons(sample, require_finite)
+    witnesses = sample.bad_mask
+    if not pooled:
+        reasons += _rms_reasons(sample, limit)
+    if sample.excess > rule.max_factor * sample.unfused_max:
+        reasons.append(
+            f"largest error {sample.fused_max:.3g} is over {rule.max_factor:g} x {sample.unfused_max:.3g} (unfused) "
+            f"+ {rule.max_ulps:g} ulp"
+        )
+    if abs(sample.gain) > gain_limit:
+        reasons.append(f"results are scaled by 1{sample.gain:+.3e}, limit {gain_limit:.1e}: a systematic error")
+    if reasons and not witnesses:
+        witnesses = tuple(w for _, w in sample.worst)
+    pool = _pool_name(sample) if pooled else None
+    return _verdict(sample, limit, gain_limit, pool, reasons, witnesses)
+
+
+def _judge_pool(pool: Sequence[Sample], rule: Rule) -> Verdict:
+    total = sum((_normalised(s) for s in pool[1:]), start=_normalised(pool[0]))
+    total = replace(total, name=f"{_pool_name(total)} ({len(pool)} tensors, relative)")
+    limit = rule.rms_limit(total.unfused_rms, total.oracle_rms, total.dtype, total.elements)
+    reasons = _rms_reasons(total, limit)
+    if reasons:
+        worst = max(pool, key=lambda s: _normalised(s).fused_square)
+        reasons.append(f"most of it comes from {worst.name}")
+    return _verdict(total, limit, math.inf, None, reasons, ())
+
+
+def _normalised(sample: Sample) -> Sample:
+    """Sums in units of the tensor's scale: RMS(oracle), or RMS(unfused - oracle) / eps where the true value cancels.
+
+    So no member dominates a pool because of its units, or because it is all rounding noise.
+    """
+    scale = max(sample.oracle_rms, sample.unfused_rms / precision(sample.dtype).eps) or 1.0
+    squares = {f: getattr(sample, f) / scale**2 for f in ("fused_square", "unfused_square", "oracle_square")}
+    largest = {f: getattr(sample, f) / scale for f in ("fused_max", "unfused_max")}
+    return replace(sample, **squares, **largest, column_cross=None, fused_cross=0.0, worst=())
+
+
+def _finite_reasons(sample: Sample, require_finite: bool) -> list[str]:
+    reasons = []
+    if sample.mask_errors:
+        reasons.append(f"NaN or Inf differ from the unfused module's at {sample.mask_errors} elements")
+    if require_finite and sample.nonfinite:
+        reasons.append(f"{sample.nonfinite} elements are not finite")
+    return reasons
+
+
+def _rms_reasons(sample: Sample, limit: float) -> list[str]:
+    if sample.fused_rms <= limit:
+        return []
+    return [f"RMS error {sample.fused_rms:.3g} is over {limit:.3g} (unfused {sample.unfused_rms:.3g})"]
+
+
+def _verdict(
+    sample: Sample,
+    limit: float,
+    gain_limit: float,
+    pool: str | None,
+    reasons: Sequence[str],
+    witnesses: Sequence[Witness],
+) -> Verdict:
+    return Verdict(
+        name=sample.name,
+        role=sample.role,
+        dtype=sample.dtype,
+        elements=sample.elements,
+        fused_rms=sample.fused_rms,
+        unfused_rms=sample.unfused_rms,
+        rms_limit=limit,
+        fused_max=sample.fused_max,
+        unfused_max=sample.unfused_max,
+        gain=sample.gain,
+        gain_limit=gain_limit,
+        pool=pool,
+        reasons=tuple(reasons),
+        witnesses=tuple(witnesses),
+    )
+
+
+def _pool_name(sample: Sample) -> str:
+    return f"pool of short tensors: {sample.role} {_short(sample.dtype)}"
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
