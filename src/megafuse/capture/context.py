@@ -8,7 +8,7 @@ from typing import Any
 
 from megafuse.core.dtypes import DType
 from megafuse.ir.graph import Builder, Node
-from megafuse.ir.types import Const, TensorType
+from megafuse.ir.types import Const, Expand, Reshape, TensorType
 
 Operand = Node | float | int | bool
 Result = Node | tuple[Any, ...] | list[Any]
@@ -44,6 +44,13 @@ def join(a: DType, b: DType) -> DType:
     if {a, b} == {DType.U8, DType.I8}:
         return DType.I16
     return max(a, b, key=_INT_ORDER.index)
+
+
+def uniform(x: Node) -> Node | None:
+    """The scalar constant that ``x`` repeats in every element, if it is one."""
+    while x.is_a(Expand, Reshape) and len(x.args) == 1:
+        x = x.args[0]
+    return x if isinstance(x.attrs, Const) else None
 
 
 def promote(args: Sequence[Operand]) -> DType:
@@ -101,7 +108,7 @@ class Context:
         Python numbers go straight to the compute type.
         """
         if isinstance(x, Node):
-            return self.b.cast(self.b.cast(x, common), common.compute)
+            return self.b.cast(self.b.cast(uniform(x) or x, common), common.compute)
         return self.b.const(x, common.compute)
 
     def operands(self, *xs: Operand, common: DType | None = None) -> list[Node]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from megafuse.fusion.plan import Anchor
+from megafuse.ir.nest import Anchor
 from megafuse.ir.graph import Graph, Node, contiguous_strides
 from megafuse.ir.types import Concat, Const, Dot, Input, Iota, Opaque, Pick, Reduce
 from megafuse.ir.views import is_dense, layout_for, same_strides, strided_view, view_base
@@ -88,11 +88,20 @@ def _anchor_output(anchors: Anchors, node: Node, strides: tuple[int, ...]) -> No
         _anchor(anchors, node, strides)
         return
     if base.is_a(*IN_MEMORY):
+        if isinstance(base.attrs, Dot) and base not in anchors.layout:
+            _choose_dot_layout(anchors, node, base, strides)
         view = strided_view(node, anchors.strides(base))
         if view is None or not same_strides(node.shape, view.strides, strides):
             _anchor(anchors, node, strides)
         return
     _anchor_value(anchors, node, base, strides)
+
+
+def _choose_dot_layout(anchors: Anchors, node: Node, dot: Node, strides: tuple[int, ...]) -> None:
+    """The library writes rows or columns contiguously, so a transposed output needs no copy."""
+    layout = layout_for(node, strides) if is_dense(node.shape, strides) else None
+    if layout is not None and (layout[-1] == 1 or layout[-2] == 1):
+        anchors.layout[dot] = layout
 
 
 def _anchor_operand(anchors: Anchors, node: Node) -> None:

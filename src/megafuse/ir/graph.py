@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ from megafuse.ir.types import (
     TensorType,
 )
 
+AttrsClass = type  # Node has a field named type, which would hide the builtin in its annotations
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Node:
@@ -55,7 +58,7 @@ class Node:
         """Element type of the value."""
         return self.type.dtype
 
-    def is_a(self, *kinds: type) -> bool:
+    def is_a(self, *kinds: AttrsClass) -> bool:
         """True when the node's attributes are an instance of one of ``kinds``."""
         return isinstance(self.attrs, kinds)
 
@@ -137,8 +140,8 @@ class Builder:
 
     def make(self, attrs: Attrs, args: Sequence[Node], type_: TensorType) -> Node:
         """Return the interned node. No folding is done here."""
-        # bool, int and float constants compare equal in Python, so the value's class and sign belong to the key
-        extra = (type(attrs.value), str(attrs.value)) if isinstance(attrs, Const) else ()
+        # bool, int and float values compare equal in Python, so the value's class and sign belong to the key
+        extra = (type(attrs.value), str(attrs.value)) if isinstance(attrs, (Const, Pad)) else ()
         key = (attrs, tuple(a.uid for a in args), type_, extra)
         node = self._table.get(key)
         if node is None:
@@ -158,7 +161,7 @@ class Builder:
 
     def iota(self, shape: Sequence[int], axis: int, dtype: DType = DType.I64) -> Node:
         """The index along ``axis``, of ``shape``."""
-        return self.make(Iota(axis), (), TensorType(tuple(shape), dtype))
+        return self.make(Iota(axis % len(shape)), (), TensorType(tuple(shape), dtype))
 
     def map(self, fn: str, *args: Node | Scalar) -> Node:
         """Pointwise ``fn``. Python numbers become constants of the node arguments' dtype; shapes broadcast."""
@@ -173,7 +176,8 @@ class Builder:
         """Conversion to ``dtype``; identity when it already has it; constants fold."""
         if x.dtype is dtype:
             return x
-        if isinstance(x.attrs, Const) and (dtype in (DType.F32, DType.F64) or not dtype.is_float):
+        known = isinstance(x.attrs, Const) and (dtype.is_float or math.isfinite(x.attrs.value))
+        if isinstance(x.attrs, Const) and known and (dtype in (DType.F32, DType.F64) or not dtype.is_float):
             return self.const(x.attrs.value, dtype)
         return self.make(Cast(), (x,), TensorType(x.shape, dtype))
 
@@ -234,6 +238,7 @@ class Builder:
 
     def concat(self, xs: Sequence[Node], axis: int) -> Node:
         """Concatenation along ``axis``; empty parts are dropped."""
+        axis %= xs[0].type.rank
         parts = [x for x in xs if x.shape[axis] > 0] or list(xs[:1])
         if len(parts) == 1:
             return parts[0]
@@ -272,4 +277,9 @@ def broadcast_shapes(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Row-major strides in elements."""
+    return _contiguous_strides(tuple(shape))
+
+
+@functools.lru_cache(maxsize=4096)
+def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))

@@ -23,17 +23,32 @@ class Axis:
     size: int
 
 
-@dataclass(frozen=True)
 class Affine:
-    """``sum(stride * axis) + const``: an element offset in a buffer, or an index value. ``terms``: (axis name, stride)."""
+    """``sum(stride * axis) + const``: an element offset in a buffer, or an index value. ``terms``: (axis name, stride).
 
-    terms: tuple[tuple[str, int], ...]
-    const: int = 0
+    Immutable; its hash and axes are computed once, since planning compares millions of them.
+    """
 
-    @property
-    def axes(self) -> frozenset[str]:
-        """Names of the axes on which the value depends."""
-        return frozenset(name for name, _ in self.terms)
+    __slots__ = ("_hash", "axes", "const", "terms")
+
+    def __init__(self, terms: tuple[tuple[str, int], ...], const: int = 0) -> None:
+        self.terms = terms
+        self.const = const
+        self.axes = frozenset(name for name, _ in terms)
+        self._hash = hash((terms, const))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Affine):
+            return NotImplemented
+        return self._hash == other._hash and self.terms == other.terms and self.const == other.const
+
+    def __repr__(self) -> str:
+        return f"Affine(terms={self.terms}, const={self.const})"
 
     def shift(self, amount: int) -> Affine:
         """The same plus ``amount``."""

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+Function = Callable[..., Array]
 
 
 def _is_float(x: Array) -> bool:
-    return x.dtype.kind == "f"
+    return np.issubdtype(x.dtype, np.floating)
 
 
-def _elementwise(fn: Callable[[float], float]) -> Callable[[Array], Array]:
+def _elementwise(fn: Callable[[float], float]) -> Function:
     """Lift a Python function of one float to arrays, computed in fp64 and rounded to the argument's type."""
 
     def lifted(x: Array) -> Array:
@@ -39,8 +40,8 @@ def _lgamma(x: float) -> float:
 def _digamma(x: float) -> float:
     """Logarithmic derivative of the gamma function.
 
-    Reflection ``psi(x) = psi(1-x) - pi/tan(pi x)`` for negative x, recurrence ``psi(x) = psi(x+1) - 1/x`` up to 10, then
-    the asymptotic series (Abramowitz & Stegun 6.3.18).
+    Reflection ``psi(x) = psi(1-x) - pi/tan(pi x)`` for negative x, recurrence ``psi(x) = psi(x+1) - 1/x`` up to 10,
+    then the asymptotic series (Abramowitz & Stegun 6.3.18).
     """
     if x == 0:
         return math.copysign(math.inf, -x)
@@ -62,7 +63,7 @@ def _digamma(x: float) -> float:
 def _sigmoid(x: Array) -> Array:
     """``1 / (1 + exp(-x))``, written through exp(-|x|) so that nothing overflows."""
     e = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1, e) / (1 + e)
+    return np.asarray(np.where(x >= 0, 1, e) / (1 + e))
 
 
 def _sign(x: Array) -> Array:
@@ -70,7 +71,7 @@ def _sign(x: Array) -> Array:
     return x if x.dtype.kind == "b" else ((x > 0).astype(x.dtype) - (x < 0).astype(x.dtype)).astype(x.dtype)
 
 
-def _float_or_same(fn: Callable[[Array], Array]) -> Callable[[Array], Array]:
+def _float_or_same(fn: Function) -> Function:
     """``fn`` on floats, the identity on integers: rounding functions."""
     return lambda x: fn(x) if _is_float(x) else x
 
@@ -81,7 +82,7 @@ def _div(a: Array, b: Array) -> Array:
         return np.divide(a, b)
     q = np.floor_divide(a, b)
     inexact = (a - q * b != 0) & ((a < 0) != (b < 0)) & (b != 0)
-    return (q + inexact).astype(a.dtype)
+    return np.asarray(q + inexact, a.dtype)
 
 
 def _remainder(a: Array, b: Array) -> Array:
@@ -112,11 +113,7 @@ def _pow(a: Array, b: Array) -> Array:
     return np.where(b < 0, np.where(a == 1, 1, np.where(a == -1, odd_sign, 0)), up).astype(a.dtype)
 
 
-def _not(x: Array) -> Array:
-    return np.invert(x)
-
-
-FUNCTIONS: dict[str, Callable[..., Array]] = {
+FUNCTIONS: dict[str, Function] = {
     # sign and rounding
     "neg": np.negative,
     "abs": np.abs,
@@ -125,7 +122,7 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "ceil": _float_or_same(np.ceil),
     "round": _float_or_same(np.rint),
     "trunc": _float_or_same(np.trunc),
-    "not": _not,
+    "not": np.invert,
     # roots, exponentials, logarithms
     "sqrt": np.sqrt,
     "rsqrt": lambda x: 1 / np.sqrt(x),
@@ -186,4 +183,4 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "isinf": lambda x: np.isinf(x) if _is_float(x) else np.zeros(x.shape, bool),
     "where": np.where,
 }
-REDUCERS: dict[str, Callable[..., Array]] = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}
+REDUCERS: dict[str, Function] = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}

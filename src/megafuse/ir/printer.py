@@ -30,7 +30,7 @@ def format_graph(graph: Graph) -> str:
 
     A value's number is its position in the text. Constants are written where they are used::
 
-        %5 = mul(%3, 0.5)        # bf16[4, 2048]  src[block.py:31]
+        %5 = mul(%3, 0.5:bf16)   # bf16[4, 2048]  src[block.py:31]
     """
     forward = graph.forward_nodes()
     inputs = set(graph.inputs)
@@ -102,8 +102,8 @@ _HEADS: dict[type, Callable[[Any], tuple[str, str]]] = {
 def _slice_text(node: Node) -> str:
     """Dims as ``start+size`` or ``start+size*step``; a whole dim as ``:``."""
     assert isinstance(node.attrs, Slice)
-    parts = []
-    for start, step, size, whole in zip(node.attrs.starts, node.attrs.steps, node.shape, node.args[0].shape, strict=True):
+    parts, source = [], node.args[0].shape
+    for start, step, size, whole in zip(node.attrs.starts, node.attrs.steps, node.shape, source, strict=True):
         step_text = "" if step == 1 else f"*{step}"
         parts.append(":" if (start, step, size) == (0, 1, whole) else f"{start}+{size}{step_text}")
     return f"[{', '.join(parts)}]"

@@ -23,8 +23,8 @@ RuleFn = Callable[[Builder, Node], "Node | None"]
 class Rule:
     """A named rewrite of nodes of one kind.
 
-    ``apply(builder, node)`` returns a node of the same type that stands for ``node``, or None. ``differs`` says in which
-    way the result may not be bit-equal; empty means that it always is.
+    ``apply(builder, node)`` returns a node of the same type that stands for ``node``, or None. ``differs`` says in
+    which way the result may not be bit-equal; empty means that it always is.
     """
 
     kind: type

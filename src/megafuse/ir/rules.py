@@ -6,24 +6,26 @@ Each rule's docstring is its proof. A rule is bit-exact in floating point unless
 from __future__ import annotations
 
 import math
-import struct
+from itertools import pairwise
 
 from megafuse.core.dtypes import DType
 from megafuse.ir.graph import Builder, Graph, Node
 from megafuse.ir.rewrite import Rule, rebuild, rewrite, rule
-from megafuse.ir.rules_moves import MOVE_RULES, full_value, zero_pad
+from megafuse.ir.rules_moves import MOVE_RULES, scalar_of, zero_pad
 from megafuse.ir.types import MOVES, Cast, Const, Expand, Map, Pad, Reduce, Reshape
 
-_SMALL = {DType.BOOL: set(DType) - {DType.BOOL}, DType.F64: set(), DType.I64: set()}
+_FLOATS = {DType.BF16, DType.F16, DType.F32, DType.F64}
 _EMBEDS: dict[DType, set[DType]] = {
-    **_SMALL,
-    DType.U8: {DType.I16, DType.I32, DType.I64, DType.BF16, DType.F16, DType.F32, DType.F64},
-    DType.I8: {DType.I16, DType.I32, DType.I64, DType.BF16, DType.F16, DType.F32, DType.F64},
+    DType.BOOL: set(DType) - {DType.BOOL},
+    DType.U8: {DType.I16, DType.I32, DType.I64} | _FLOATS,
+    DType.I8: {DType.I16, DType.I32, DType.I64} | _FLOATS,
     DType.I16: {DType.I32, DType.I64, DType.F32, DType.F64},
     DType.I32: {DType.I64, DType.F64},
     DType.BF16: {DType.F32, DType.F64},
     DType.F16: {DType.F32, DType.F64},
     DType.F32: {DType.F64},
+    DType.I64: set(),
+    DType.F64: set(),
 }
 _MAX_EXPONENT = {DType.F64: 1022, DType.F32: 126, DType.BF16: 126, DType.F16: 14}
 
@@ -33,21 +35,15 @@ def embeds(narrow: DType, wide: DType) -> bool:
     return wide in _EMBEDS[narrow]
 
 
-def representable(value: float, dtype: DType) -> bool:
-    """True when a constant of this value is the same in ``dtype`` as in the type ``dtype`` computes in."""
-    if dtype.compute is dtype or not math.isfinite(value):
-        return True
-    try:
-        if dtype is DType.F16:
-            return bool(struct.unpack("<e", struct.pack("<e", value))[0] == struct.unpack("<f", struct.pack("<f", value))[0])
-        return struct.pack("<f", value)[:2] == b"\0\0"
-    except OverflowError:
-        return False
-
-
 def _const(node: Node) -> float | None:
     """Value of a constant."""
     return node.attrs.value if isinstance(node.attrs, Const) else None
+
+
+def _fn(node: Node) -> str:
+    """The function of a map or a reduction."""
+    assert isinstance(node.attrs, (Map, Reduce))
+    return node.attrs.fn
 
 
 def _is_zero(value: float | None, sign: float) -> bool:
@@ -61,7 +57,7 @@ def _is_zero(value: float | None, sign: float) -> bool:
 @rule(Map)
 def drop_identity(b: Builder, node: Node) -> Node | None:
     """x*1 = x/1 = x; x-0 = x + -0 = x for every x, zeros of both signs included (x + +0 is not: it turns -0 to +0)."""
-    fn = node.attrs.fn  # type: ignore[union-attr]
+    fn = _fn(node)
     for x, c in (node.args, node.args[::-1]) if len(node.args) == 2 else ():
         value, right = _const(c), c is node.args[1]
         unit = value == 1 and (fn == "mul" or (fn == "div" and right))
@@ -75,7 +71,7 @@ def drop_identity(b: Builder, node: Node) -> Node | None:
 @rule(Map)
 def div_by_power_of_two(b: Builder, node: Node) -> Node | None:
     """x / 2^k = x * 2^-k: both scale the exponent, and the one rounding (of a subnormal result) is the same."""
-    if node.attrs.fn != "div" or not node.dtype.is_float:  # type: ignore[union-attr]
+    if _fn(node) != "div" or not node.dtype.is_float:
         return None
     x, c = node.args[0], _const(node.args[1])
     if not c or not math.isfinite(c) or x.shape != node.shape:
@@ -89,7 +85,7 @@ def div_by_power_of_two(b: Builder, node: Node) -> Node | None:
 @rule(Map)
 def double_negation(b: Builder, node: Node) -> Node | None:
     """-(-x) = x and not(not(x)) = x: each flips bits back."""
-    fn, x = node.attrs.fn, node.args[0]  # type: ignore[union-attr]
+    fn, x = _fn(node), node.args[0]
     again = fn in ("neg", "not") and isinstance(x.attrs, Map) and x.attrs.fn == fn
     return x.args[0] if again and x.args[0].type == node.type else None
 
@@ -97,23 +93,22 @@ def double_negation(b: Builder, node: Node) -> Node | None:
 @rule(Map)
 def scalar_arguments(b: Builder, node: Node) -> Node | None:
     """An argument that holds one constant everywhere is that constant, if its own type does not round it."""
-    args = []
-    for a in node.args:
-        c = full_value(a) if node.shape else None
-        args.append(c if c is not None and representable(c.attrs.value, c.dtype) else a)  # type: ignore[union-attr]
-    if node.shape and all(a.is_a(Const) for a in args):
-        return b.broadcast(b.map(node.attrs.fn, *args), node.shape)  # type: ignore[union-attr]
+    if not node.shape:
+        return None
+    args = [scalar_of(a) or a for a in node.args]
+    if all(a.is_a(Const) for a in args):
+        return b.broadcast(b.map(_fn(node), *args), node.shape)
     return rebuild(b, node, args)
 
 
-@rule(Map, differs="-0.0 outside a pad becomes the -0.0 that was padded, not the 0.0 of -0.0 + 0.0")
+@rule(Map, differs="sign of zero: a padded -0.0 stays what it is, where the sum had -0.0 + 0.0 = 0.0")
 def add_of_pads(b: Builder, node: Node) -> Node | None:
     """Sum of zero-padded values whose ranges are disjoint: one after another, the ranges that touch are a concat.
 
     Every element gets at most one padded value and at most one dense one, so no two roundings are reordered. The
     backward of split, chunk and slices gives such sums: add(add(pad(a), pad(b)), pad(c)) = concat(a, b, c).
     """
-    if node.attrs.fn != "add":  # type: ignore[union-attr]
+    if _fn(node) != "add":
         return None
     leaves = _addends(node)
     pads = sorted((p for p in leaves if zero_pad(p)), key=lambda p: zero_pad(p) or (0, 0, 0))
@@ -121,7 +116,7 @@ def add_of_pads(b: Builder, node: Node) -> Node | None:
     spans = [s for s in map(zero_pad, pads) if s]
     if len(pads) < 2 or len(dense) > 1 or len({axis for axis, _, _ in spans}) > 1:
         return None
-    if any(prev[2] > here[1] for prev, here in zip(spans, spans[1:], strict=False)):
+    if any(prev[2] > here[1] for prev, here in pairwise(spans)):
         return None
     runs = _touching(spans)
     if len(runs) == len(pads):
@@ -135,11 +130,12 @@ def add_of_pads(b: Builder, node: Node) -> Node | None:
 
 
 def _addends(node: Node) -> list[Node]:
-    """Leaves of the tree of additions under ``node``; a subtree without a zero pad counts as one leaf."""
-    if not (isinstance(node.attrs, Map) and node.attrs.fn == "add"):
-        return [node]
-    leaves = [leaf for a in node.args for leaf in _addends(a)]
-    return leaves if any(zero_pad(leaf) for leaf in leaves) else [node]
+    """What an addition adds up, seen through those of its arguments that add a zero pad themselves."""
+    out = []
+    for a in node.args:
+        inner = a.is_a(Map) and _fn(a) == "add" and any(zero_pad(x) for x in a.args)
+        out += _addends(a) if inner else [a]
+    return out
 
 
 def _touching(spans: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
@@ -174,10 +170,8 @@ def drop_widening_cast(b: Builder, node: Node) -> Node | None:
 @rule(Cast)
 def cast_of_full(b: Builder, node: Node) -> Node | None:
     """A cast of one repeated constant is the repeated cast of it, if its own type does not round it."""
-    c = full_value(node.args[0])
-    if c is None or not node.shape or not representable(c.attrs.value, c.dtype):  # type: ignore[union-attr]
-        return None
-    return b.broadcast(b.cast(c, node.dtype), node.shape)
+    c = scalar_of(node.args[0])
+    return b.broadcast(b.cast(c, node.dtype), node.shape) if c and node.shape else None
 
 
 @rule(Cast)
@@ -198,11 +192,12 @@ def cast_before_zero_pad(b: Builder, node: Node) -> Node | None:
 
 @rule(Cast)
 def cast_meets_cast(b: Builder, node: Node) -> Node | None:
-    """cast(move(cast(x), ..)) = move(cast(cast(x)), ..), taken where the inner cast loses nothing and so vanishes."""
+    """cast(move(cast(x), ..)) = move(cast(cast(x)), ..), taken where the two casts are x: the inner loses nothing."""
     x = node.args[0]
     if not x.is_a(*MOVES) or x.is_a(Pad):
         return None
-    if not any(a.is_a(Cast) and embeds(a.args[0].dtype, a.dtype) for a in x.args):
+    back = [a for a in x.args if a.is_a(Cast) and a.args[0].dtype is node.dtype]
+    if not any(embeds(node.dtype, a.dtype) for a in back):
         return None
     return rebuild(b, x, [b.cast(a, node.dtype) for a in x.args])
 
@@ -213,7 +208,8 @@ def cast_meets_cast(b: Builder, node: Node) -> Node | None:
 @rule(Reduce, differs="sign of zero: a sum that starts from 0.0 turns -0.0 to 0.0")
 def reduce_of_one(b: Builder, node: Node) -> Node | None:
     """Reducing a dim of size 1 is dropping it."""
-    fn, axes, x = node.attrs.fn, node.attrs.axes, node.args[0]  # type: ignore[union-attr]
+    assert isinstance(node.attrs, Reduce)
+    fn, axes, x = node.attrs.fn, node.attrs.axes, node.args[0]
     if all(x.shape[a] != 1 for a in axes):
         return None
     kept = [i for i in range(x.type.rank) if not (i in axes and x.shape[i] == 1)]
@@ -226,7 +222,8 @@ def reduce_of_reduce(b: Builder, node: Node) -> Node | None:
 
     Not for sums and products of 16-bit types, which round between the two.
     """
-    fn, axes, x = node.attrs.fn, node.attrs.axes, node.args[0]  # type: ignore[union-attr]
+    assert isinstance(node.attrs, Reduce)
+    fn, axes, x = node.attrs.fn, node.attrs.axes, node.args[0]
     if not isinstance(x.attrs, Reduce) or x.attrs.fn != fn:
         return None
     if fn in ("sum", "prod") and node.dtype.compute is not node.dtype:
@@ -239,7 +236,8 @@ def reduce_of_reduce(b: Builder, node: Node) -> Node | None:
 @rule(Reduce)
 def reduce_before_unit_reshape(b: Builder, node: Node) -> Node | None:
     """A reshape that only adds or drops dims of size 1 renames axes: the reduction goes first, under the old names."""
-    fn, axes, x = node.attrs.fn, node.attrs.axes, node.args[0]  # type: ignore[union-attr]
+    assert isinstance(node.attrs, Reduce)
+    fn, axes, x = node.attrs.fn, node.attrs.axes, node.args[0]
     if not x.is_a(Reshape) or any(x.shape[a] == 1 for a in axes):
         return None
     source = x.args[0]

@@ -1,11 +1,15 @@
 """Simplification rules of moves: index maps compose, and constants do not move.
 
-Each rule's docstring is its proof; none changes a value, since a move computes nothing. Nested permutations, reshapes and
-expansions compose in the builder already.
+Each rule's docstring is its proof; none changes a value, since a move computes nothing. Nested permutations, reshapes
+and expansions compose in the builder already.
 """
 
 from __future__ import annotations
 
+import math
+import struct
+
+from megafuse.core.dtypes import DType
 from megafuse.ir.graph import Builder, Node
 from megafuse.ir.rewrite import Rule, rule
 from megafuse.ir.types import Concat, Const, Expand, Pad, Permute, Reshape, Slice
@@ -16,6 +20,25 @@ def full_value(node: Node) -> Node | None:
     while node.is_a(Reshape, Expand):
         node = node.args[0]
     return node if node.is_a(Const) else None
+
+
+def scalar_of(node: Node) -> Node | None:
+    """``full_value`` when a map may read the constant itself: when the tensor's type does not round it."""
+    c = full_value(node)
+    return c if c and isinstance(c.attrs, Const) and representable(c.attrs.value, c.dtype) else None
+
+
+def representable(value: float, dtype: DType) -> bool:
+    """True when a constant of this value is the same in ``dtype`` as in the type ``dtype`` computes in."""
+    if dtype.compute is dtype or not math.isfinite(value):
+        return True
+    try:
+        wide = struct.pack("<f", value)
+        if dtype is DType.BF16:
+            return wide[:2] == b"\0\0"
+        return struct.unpack("<e", struct.pack("<e", value)) == struct.unpack("<f", wide)
+    except OverflowError:
+        return False
 
 
 def zero_pad(node: Node) -> tuple[int, int, int] | None:
@@ -34,16 +57,16 @@ def _swap(sizes: tuple[int, ...], axis: int, value: int) -> tuple[int, ...]:
     return (*sizes[:axis], value, *sizes[axis + 1 :])
 
 
-def _move_of_full(b: Builder, node: Node) -> Node | None:
+def move_of_full(b: Builder, node: Node) -> Node | None:
     """Every element of the argument is one constant, so every element of the result is."""
-    c = full_value(node.args[0])
-    return None if c is None else b.broadcast(c, node.shape)
+    c = full_value(node.args[0]) if node.shape else scalar_of(node.args[0])
+    return b.broadcast(c, node.shape) if c else None
 
 
-permute_of_full = Rule(Permute, _move_of_full)
-reshape_of_full = Rule(Reshape, _move_of_full)
-expand_of_full = Rule(Expand, _move_of_full)
-slice_of_full = Rule(Slice, _move_of_full)
+permute_of_full = Rule(Permute, move_of_full)
+reshape_of_full = Rule(Reshape, move_of_full)
+expand_of_full = Rule(Expand, move_of_full)
+slice_of_full = Rule(Slice, move_of_full)
 
 
 @rule(Permute)

@@ -46,15 +46,19 @@ def verify(graph: Graph) -> None:
     Raises:
         VerifyError: with the node, what it breaks, and the user's line it came from.
     """
-    for problem in graph_problems(graph):
-        raise VerifyError(problem)
+    for fault in graph_problems(graph):
+        raise VerifyError(fault)
     for node in graph.nodes:
-        for rule in (*COMMON, *RULES[type(node.attrs)]):
-            problem = rule(node)
-            if problem:
-                args = ", ".join(f"{a!r} {a.type}" for a in node.args)
-                where = str(node.origin) if node.origin else None
-                raise VerifyError(f"{node!r}({args}) -> {node.type}: {problem}", where=where)
+        problem = node_problem(node)
+        if problem:
+            args = ", ".join(f"{a!r} {a.type}" for a in node.args)
+            where = str(node.origin) if node.origin else None
+            raise VerifyError(f"{node!r}({args}) -> {node.type}: {problem}", where=where)
+
+
+def node_problem(node: Node) -> str | None:
+    """The first rule that ``node`` breaks, in words."""
+    return next((p for rule in (*COMMON, *RULES[type(node.attrs)]) if (p := rule(node))), None)
 
 
 # ---- the graph as a whole

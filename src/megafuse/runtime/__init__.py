@@ -1,1 +1,1 @@
-"""Load, bind and launch generated kernels; the cache, autograd binding and the Triton shim live here."""
+"""Loads, binds, launches and times what code generation made. Imports core and the artifact file of codegen."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from megafuse.core.dtypes import DType
+from megafuse.ir.graph import Node
+from megafuse.ir.index import Affine, Axis
+from megafuse.ir.nest import Root
+from megafuse.ir.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,57 @@ class OpaqueCall:
     reason: str = ""
 
 
+@dataclass(frozen=True)
+class Tile:
+    """Sizes of a phase: see ``codegen.program``. ``why`` says how they were chosen."""
+
+    row_tile: int
+    rows_per_chunk: int
+    pieces: tuple[int, ...]
+    col_block: int = 0
+    col_grid: bool = False
+    num_warps: int = 4
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a root goes: element offset in a buffer, affine in the nest's axes (and ``chunk`` for partials)."""
+
+    buffer: str
+    index: Affine
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class PhaseSchedule:
+    """One nest with its tile: ``fixed`` and ``loop`` are its row axes."""
+
+    trace: Trace
+    fixed: tuple[Axis, ...]
+    loop: tuple[Axis, ...]
+    tile: Tile
+    targets: tuple[tuple[Root, Target], ...]
+
+
+@dataclass(frozen=True)
+class KernelSchedule:
+    """One kernel: its phases and the buffers it reads and writes, in parameter order."""
+
+    name: str
+    phases: tuple[PhaseSchedule, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    num_warps: int
+    dram_bytes: int
+    doc: tuple[str, ...] = field(default=())
+
+    @property
+    def args(self) -> tuple[str, ...]:
+        """Buffers in parameter order."""
+        return (*self.reads, *self.writes)
+
+
 Call = Alloc | Free | Launch | DotCall | OpaqueCall
 
 
@@ -85,16 +140,17 @@ class Step:
 
     ``forward`` and ``backward`` are calls in order. ``outputs[i]`` is the view returned for forward output ``i`` (it
     may be a view of an input); ``grads[i]`` for gradient ``i``; None where there is none. ``saved`` names the buffers
-    that forward hands to backward, graph inputs included.
+    that forward hands to backward, graph inputs included. ``names``: the buffer of each graph value with memory.
     """
 
     buffers: tuple[Buffer, ...]
-    kernels: tuple[Any, ...]
+    kernels: tuple[KernelSchedule, ...]
     forward: tuple[Call, ...]
     backward: tuple[Call, ...]
     outputs: tuple[View | None, ...]
     grads: tuple[View | None, ...]
     saved: tuple[str, ...]
+    names: Mapping[Node, str] = field(default_factory=dict, compare=False, repr=False)
     notes: tuple[str, ...] = field(default=())
 
     def buffer(self, name: str) -> Buffer:

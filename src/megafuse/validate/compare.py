@@ -98,7 +98,12 @@ class Sample:
         bad = (self.bad_mask + other.bad_mask)[:_WITNESSES]
         columns = [c for c in (self.column_cross, other.column_cross) if c is not None]
         return replace(
-            self, **summed, **largest, worst=worst, bad_mask=bad, column_cross=sum(columns) if columns else None
+            self,
+            **summed,
+            **largest,
+            worst=worst,
+            bad_mask=bad,
+            column_cross=torch.stack(columns).sum(0) if columns else None,
         )
 
 
@@ -128,7 +133,7 @@ def measure(
     if not fused.shape == unfused.shape == oracle.shape:
         raise ValueError(f"{name}: shapes differ: {fused.shape}, {unfused.shape}, {oracle.shape}")
     dtype = unfused.dtype
-    if not dtype.is_floating_point:
+    if not (dtype.is_floating_point or dtype.is_complex):
         wrong = fused != unfused
         bad = tuple(_witnesses(wrong.nonzero()[:_WITNESSES], fused, unfused, oracle, seed))
         return Sample(name, role, dtype, fused.numel(), mismatches=int(wrong.sum()), bad_mask=bad)

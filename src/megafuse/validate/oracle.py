@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -67,7 +67,7 @@ class PromoteMode(TorchDispatchMode):
                     hint="register it as a buffer",
                 )
 
-    def _narrow(self, value: Any) -> bool:
+    def _narrow(self, value: Any) -> TypeGuard[torch.Tensor]:
         return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != self.dtype
 
     def _has_narrow(self, out: Any) -> bool:

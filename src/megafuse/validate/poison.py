@@ -43,7 +43,7 @@ class PoisonMode(TorchDispatchMode):
 
 
 def poisoned_allocations() -> PoisonMode:
-    """Context manager: ``with poisoned_allocations() as mode: step(x)``; ``mode.allocations`` tells how many it filled."""
+    """Context manager: ``with poisoned_allocations() as mode: step(x)``; ``mode.allocations`` counts what it filled."""
     return PoisonMode()
 
 

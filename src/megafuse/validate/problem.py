@@ -1,4 +1,4 @@
-"""What is being checked: a callable with its example arguments, taken apart into named leaves, modules and parameters."""
+"""What is being checked: a callable and its example arguments, taken apart into named leaves and modules."""
 
 from __future__ import annotations
 

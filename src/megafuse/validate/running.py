@@ -53,19 +53,24 @@ def differentiate(
     *,
     retain_graph: bool = False,
 ) -> dict[str, torch.Tensor | None]:
-    """Gradients of ``outputs`` by the targets that require them; None where a target is not used. ``.grad`` is untouched."""
+    """Gradients of ``outputs`` by the targets that require them, None where unused; ``.grad`` is untouched."""
     wanted = {n: t for n, t in targets.items() if t.requires_grad}
-    roots = [n for n in cotangents if isinstance(outputs.get(n), torch.Tensor) and outputs[n].requires_grad]
+    roots = [n for n, c in cotangents.items() if _accepts(outputs.get(n), c)]
     if not roots or not wanted:
         return dict.fromkeys(wanted)
     grads = torch.autograd.grad(
         [outputs[n] for n in roots],
         list(wanted.values()),
-        [cotangents[n] for n in roots],
+        [cotangents[n].to(outputs[n].dtype) for n in roots],
         retain_graph=retain_graph,
         allow_unused=True,
     )
     return dict(zip(wanted, grads, strict=True))
+
+
+def _accepts(output: Any, cotangent: torch.Tensor) -> bool:
+    """True if ``cotangent`` fits; an output of another shape is a structural difference, reported as such."""
+    return isinstance(output, torch.Tensor) and output.requires_grad and output.shape == cotangent.shape
 
 
 class Runner:
@@ -121,7 +126,7 @@ def _rng_state(device: torch.device) -> torch.Tensor:
 def _matched_state(
     problem: Problem, call: Callable[..., Any]
 ) -> tuple[dict[str, nn.Parameter], dict[str, torch.Tensor]]:
-    """The reference's parameters and buffers, or the equally named ones of ``call`` where it is a module with its own."""
+    """The reference's parameters and buffers, or those of equal name where ``call`` is a module with its own."""
     params, buffers = problem.parameters(), problem.buffers()
     if not isinstance(call, nn.Module) or call is problem.fn:
         return params, buffers

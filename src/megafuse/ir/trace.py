@@ -11,10 +11,13 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from megafuse.core.dtypes import DType
-from megafuse.fusion.plan import Nest, Root
+from megafuse.ir.nest import Nest, Root
 from megafuse.ir.graph import Node
 from megafuse.ir.index import Guard, Index, NeedSplit, NotAffine, axis_index, guard_decides, pull_back, split_linear
 from megafuse.ir.types import MOVES, Cast, Concat, Const, Dot, Input, Iota, Map, Opaque, Pad, Pick, Reduce
+
+
+_NONE: frozenset[str] = frozenset()
 
 
 class NestError(Exception):
@@ -84,7 +87,8 @@ class _Tracer:
 
     def run(self) -> Trace:
         for root in self.nest.roots:
-            if root.arg_index is not None:
+            if root.by_rows:
+                assert root.arg_index is not None
                 arg = root.anchor.node.args[0]
                 self.out.roots[root] = self.visit(arg, root.arg_index, ())
             else:
@@ -105,10 +109,10 @@ class _Tracer:
         root = self.own.get(node)
         if node in self.own_concats:
             raise NestError(f"it needs all of {node!r} while storing a part of it")
-        if root is not None and (root.index != index or root.arg_index is not None):
+        if root is not None and (root.index != index or root.by_rows):
             raise NestError(f"it needs {node!r} at another index than the one it is computed at")
         if root is None and (node in self.materialised or isinstance(attrs, Input | Dot | Opaque | Pick)):
-            axes = frozenset().union(*(ix.axes for ix in index)) if index else frozenset()
+            axes = _NONE.union(*(ix.axes for ix in index))
             return self.add(Inst("load", node, node.dtype, axes, index=index, guards=guards))
         if isinstance(attrs, Iota):
             return self.add(Inst("iota", node, node.dtype, index[attrs.axis].axes, index=(index[attrs.axis],)))
@@ -118,7 +122,7 @@ class _Tracer:
             return self.evaluate_reduce(node, index, guards)
         assert isinstance(attrs, Map | Cast)
         args = tuple(self.visit(a, index if a.shape else (), guards) for a in node.args)
-        axes = frozenset().union(*(a.axes for a in args))
+        axes = _NONE.union(*(a.axes for a in args))
         if isinstance(attrs, Cast):
             return self.add(Inst("cast", node, node.dtype, axes, args))
         return self.add(Inst("map", node, node.dtype, axes, args, fn=attrs.fn))
@@ -142,7 +146,7 @@ class _Tracer:
             if result is None or not open_guards:
                 result = value
                 continue
-            axes = frozenset().union(*(g.index.axes for g in open_guards))
+            axes = _NONE.union(*(g.index.axes for g in open_guards))
             inside = self.add(Inst("inside", node, DType.BOOL, axes, guards=open_guards))
             args = (inside, value, result)
             result = self.add(Inst("map", node, node.dtype, axes | value.axes | result.axes, args, fn="where"))
@@ -154,7 +158,7 @@ class _Tracer:
         attrs = node.attrs
         assert isinstance(attrs, Reduce)
         arg = node.args[0]
-        kept_axes = frozenset().union(*(ix.axes for ix in index)) if index else frozenset()
+        kept_axes = _NONE.union(*(ix.axes for ix in index))
         reduced = [arg.shape[a] for a in attrs.axes]
         if not kept_axes <= self.row_names:
             raise NestError(f"{attrs.fn} {node!r} is wanted per column, not per row, of this nest")

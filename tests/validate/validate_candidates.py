@@ -55,7 +55,7 @@ def make_block(dtype: torch.dtype, seed: int = 0) -> GatedBlock:
 
 
 class MissingPartial(torch.autograd.Function):
-    """Identity on ``gamma`` [H]; its gradient lacks what the last quarter of the rows of ``x`` [T, B, H] contributed."""
+    """Expands ``gamma`` [H] to [T, B, H]; its gradient lacks what the last quarter of the rows contributed."""
 
     @staticmethod
     def forward(ctx, gamma: torch.Tensor, x_hat: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
@@ -75,7 +75,6 @@ class Candidate:
     block: GatedBlock
     inner: torch.dtype = torch.float32
     fault: str = ""
-    eps_inner: float = EPS_INNER
     scratch: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -105,15 +104,15 @@ class Candidate:
         return torch.cat([x_hat[:, :-1], old[:, -1:]], 1)
 
 
-def rounds_like_reference(block: GatedBlock) -> Callable[[torch.Tensor], torch.Tensor]:
+def rounds_like_reference(block: GatedBlock, eps_inner: float = EPS_INNER) -> Callable[[torch.Tensor], torch.Tensor]:
     """Another order of the same roundings: norms by hand, contractions by einsum, bias after a cast."""
 
     def call(x: torch.Tensor) -> torch.Tensor:
         x1 = layer_norm(x, block.gamma0, block.beta0, EPS_OUTER)
         z = torch.einsum("btd,tdh->tbh", x1, block.w1) + block.b1[:, None]
         u, g = z.chunk(2, -1)
-        h0 = layer_norm(u, block.norm_x.weight, block.norm_x.bias, EPS_INNER)
-        gate = layer_norm(g, block.norm_gate.weight, block.norm_gate.bias, EPS_INNER)
+        h0 = layer_norm(u, block.norm_x.weight, block.norm_x.bias, eps_inner)
+        gate = layer_norm(g, block.norm_gate.weight, block.norm_gate.bias, eps_inner)
         hidden = h0 * (gate.float() * torch.sigmoid(gate.float())).to(x.dtype)
         out = torch.einsum("tbh,thd->btd", hidden, block.wout) + block.bout
         return layer_norm(x1 + out, block.gamma2, block.beta2, EPS_OUTER)

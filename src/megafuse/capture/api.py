@@ -1,0 +1,174 @@
+"""``capture``: a callable and example arguments become one joint graph, with all that is needed to call it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from megafuse.capture.checks import check_autocast, check_callable, check_float_inputs, check_tensors
+from megafuse.capture.convert import Walk
+from megafuse.capture.dtypes import tensor_type
+from megafuse.capture.leaves import FlatCall, Fn, LeafGetter, flatten_call, named_state
+from megafuse.capture.trace import DryRun, Source, Subject, Traced, dry_run, trace
+from megafuse.capture.types import Captured, Leaf, SupportReport
+from megafuse.core.errors import CaptureError, UnsupportedError
+from megafuse.ir.graph import Builder, Graph, Node
+
+
+def capture(fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, strict: bool = False) -> Captured:
+    """Capture ``fn(*args, **kwargs)``, forward and backward, as one graph.
+
+    Parameters and buffers of ``fn`` and of modules among the arguments become inputs; other values are constants.
+    Nothing is computed: the function runs on stand-ins without data, as it would on CUDA.
+
+    Raises:
+        InputError: an argument is not usable.
+        CaptureError: PyTorch refuses the call, or the function cannot be traced.
+        UnsupportedError: ``strict`` and an op would run as it is.
+    """
+    check_callable(fn)
+    call = flatten_call(fn, tuple(args), dict(kwargs or {}))
+    subject = _subject(fn, call)
+    dry = dry_run(subject)
+    _adopt_constants(subject)
+    captured = _assemble(subject, dry, trace(subject, dry))
+    if strict:
+        _refuse_opaque(captured.support)
+    return captured
+
+
+def leaf_getter(fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any] | None, captured: Captured) -> LeafGetter:
+    """The quick collector of the leaves' tensors for later calls of the same structure."""
+    return LeafGetter(fn, flatten_call(fn, tuple(args), dict(kwargs or {})), captured.leaves, captured.constants)
+
+
+def _subject(fn: Fn, call: FlatCall) -> Subject:
+    sources = [
+        Source("arg", (i,), call.leaves[at], f"argument {call.labels[at]}") for i, at in enumerate(call.tensors)
+    ]
+    arguments = [(s.label, s.tensor) for s in sources]
+    seen: set[int] = set()
+    for number, module in enumerate(call.modules):
+        for kind, name, tensor in named_state(module):
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                sources.append(Source(kind, (number, name), tensor, _state_label(call, number, kind, name)))
+    named = [(s.label, s.tensor) for s in sources]
+    check_tensors(named)
+    check_float_inputs(arguments, any(s.tensor.dtype.is_floating_point for s in sources if s.kind == "param"))
+    device = next((t.device for _, t in named if t.dim()), torch.device("cpu"))
+    check_autocast(device)
+    return Subject(fn, call, sources, device)
+
+
+def _state_label(call: FlatCall, number: int, kind: str, name: str) -> str:
+    at = call.module_at[number]
+    word = "parameter" if kind == "param" else "buffer"
+    return f"{word} {name}" if at is None else f"{word} {name} of argument {call.labels[at]}"
+
+
+def _adopt_constants(subject: Subject) -> None:
+    """Tensors found by the dry run are checked like the others."""
+    found = [(f"tensor {i} reached by the function", t) for i, t in enumerate(subject.constants.found)]
+    made = set(subject.constants.made)
+    outside = [pair for i, pair in enumerate(found) if i not in made]
+    check_tensors([*((s.label, s.tensor) for s in subject.sources), *outside])
+
+
+def _assemble(subject: Subject, dry: DryRun, traced: Traced) -> Captured:
+    constants = subject.constants.found
+    leaves = _leaves(subject.sources, constants)
+    total = dry.spec.num_tensors + len(dry.mutated)
+    if traced.num_forward != total:
+        raise CaptureError(f"PyTorch recorded {traced.num_forward} forward outputs where {total} were expected")
+    builder = Builder()
+    placeholders = [n for n in traced.module.graph.nodes if n.op == "placeholder"]
+    tangent_of = tuple(i for i, r in enumerate(dry.requires_grad) if r) if traced.joint else ()
+    if len(placeholders) != len(leaves) + len(tangent_of):
+        raise CaptureError(f"PyTorch recorded {len(placeholders)} inputs, not {len(leaves)} and {len(tangent_of)}")
+    inputs = _inputs(builder, leaves, placeholders)
+    walk = Walk(builder, traced.module)
+    values = _scalars(builder, inputs, leaves, constants)
+    outputs = walk.run(values)
+    grads, grad_of = _gradients(outputs[total:], leaves, traced)
+    graph = Graph(tuple(inputs), (*outputs[:total], *grads), total, grad_of)
+    return Captured(
+        graph=graph,
+        leaves=leaves,
+        tangent_of=tangent_of,
+        out_spec=dry.spec,
+        out_strides=dry.strides,
+        out_requires_grad=dry.requires_grad if traced.joint else (False,) * len(dry.requires_grad),
+        out_alias=dry.alias,
+        mutations=tuple((leaf, dry.spec.num_tensors + i) for i, leaf in enumerate(dry.mutated)),
+        calls=tuple(walk.calls),
+        support=walk.report,
+        constants=tuple(constants),
+    )
+
+
+def _leaves(sources: Sequence[Source], constants: Sequence[torch.Tensor]) -> tuple[Leaf, ...]:
+    every = [*sources, *(Source("const", (i,), t, f"constant {i}") for i, t in enumerate(constants))]
+    storages: dict[int, int] = {}
+    leaves = []
+    for i, source in enumerate(every):
+        t = source.tensor
+        first = storages.setdefault(int(t.untyped_storage()._cdata), i)
+        leaves.append(
+            Leaf(source.kind, source.path, tensor_type(t), tuple(t.stride()), t.requires_grad, source.label,
+                 int(t.storage_offset()), None if first == i else first)
+        )  # fmt: skip
+    return tuple(leaves)
+
+
+def _inputs(builder: Builder, leaves: Sequence[Leaf], placeholders: Sequence[torch.fx.Node]) -> list[Node]:
+    inputs = []
+    for position, node in enumerate(placeholders):
+        value = node.meta["val"]
+        leaf = leaves[position] if position < len(leaves) else None
+        strides = leaf.strides if leaf else tuple(int(s) for s in value.stride())
+        role = leaf.kind if leaf else "tangent"
+        role = "buffer" if role == "const" else role
+        name = _name(leaf) if leaf else f"tangent_{position - len(leaves)}"
+        inputs.append(builder.input(name, tensor_type(value), strides, role, position))
+    return inputs
+
+
+def _name(leaf: Leaf) -> str:
+    if leaf.kind in ("param", "buffer"):
+        return str(leaf.path[1])
+    return leaf.label.removeprefix("argument ").replace("constant ", "constant_")
+
+
+def _scalars(
+    builder: Builder, inputs: Sequence[Node], leaves: Sequence[Leaf], constants: Sequence[torch.Tensor]
+) -> list[Node]:
+    """The inputs, with constants of one number (and no gradient) replaced by their value."""
+    values = list(inputs)
+    for i, leaf in enumerate(leaves):
+        if leaf.kind == "const" and leaf.type.rank == 0 and not leaf.requires_grad:
+            tensor = constants[int(leaf.path[0])]
+            if tensor.device.type == "cpu":
+                values[i] = builder.const(tensor.item(), leaf.type.dtype)
+    return values
+
+
+def _gradients(
+    found: Sequence[Node | None], leaves: Sequence[Leaf], traced: Traced
+) -> tuple[tuple[Node | None, ...], tuple[int, ...]]:
+    if not traced.joint:
+        return (), ()
+    wanted = tuple(i for i, leaf in enumerate(leaves) if leaf.requires_grad)
+    return tuple(found[i] for i in wanted), wanted
+
+
+def _refuse_opaque(support: SupportReport) -> None:
+    if support.opaque:
+        lines = "\n  ".join(map(str, support.opaque))
+        raise UnsupportedError(f"{len(support.opaque)} ops would run unfused:\n  {lines}",
+                               where=str(support.opaque[0].origin), hint="leave out strict=True to run them as they are")  # fmt: skip
+
+
+__all__ = ["Captured", "LeafGetter", "capture", "flatten_call", "leaf_getter"]

@@ -1,0 +1,103 @@
+"""The walk over the recorded fx graph: every ATen call through its converter, or kept as an opaque call."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from megafuse.capture import convert_activation, convert_dot, convert_move, convert_norm, convert_pointwise
+from megafuse.capture import convert_reduce
+from megafuse.capture.context import Context, Unconverted
+from megafuse.capture.dtypes import tensor_type
+from megafuse.capture.opaque import build_opaque, reason_for, result_types
+from megafuse.capture.origins import node_origins
+from megafuse.capture.registry import lookup
+from megafuse.capture.types import OpaqueCall, SupportEntry, SupportReport
+from megafuse.core.errors import CaptureError, VerifyError
+from megafuse.ir.graph import Builder, Node
+from megafuse.ir.types import Origin
+
+CONVERTERS = (convert_activation, convert_dot, convert_move, convert_norm, convert_pointwise, convert_reduce)
+
+
+class Walk:
+    """Converts one fx graph whose placeholders stand for ``inputs``."""
+
+    def __init__(self, builder: Builder, module: torch.fx.GraphModule) -> None:
+        self.builder, self.module = builder, module
+        self.values: dict[torch.fx.Node, Any] = {}
+        self.calls: list[OpaqueCall] = []
+        self.entries: list[SupportEntry] = []
+        self.aten_calls = 0
+
+    def run(self, inputs: Sequence[Node]) -> list[Node | None]:
+        """The graph's outputs."""
+        origins = node_origins(self.module.graph)
+        places = iter(inputs)
+        outputs: list[Node | None] = []
+        for node in self.module.graph.nodes:
+            self.builder.origin = origins[node]
+            if node.op == "placeholder":
+                self.values[node] = next(places)
+            elif node.op == "get_attr":
+                self.values[node] = self.attribute(node)
+            elif node.op == "call_function":
+                self.values[node] = self.call(node, origins[node])
+            elif node.op == "output":
+                outputs = [self.values[a] if isinstance(a, torch.fx.Node) else None for a in _flat(node.args[0])]
+        return outputs
+
+    @property
+    def report(self) -> SupportReport:
+        """Which calls stayed opaque."""
+        return SupportReport(tuple(self.entries), self.aten_calls)
+
+    def attribute(self, node: torch.fx.Node) -> Node:
+        """A tensor that tracing itself made a constant: only single numbers come here."""
+        value = operator.attrgetter(str(node.target))(self.module)
+        if not isinstance(value, torch.Tensor) or value.device.type == "meta" or value.dim() > 0:
+            raise CaptureError(f"a tensor constant ({node.target}) is not given as an argument",
+                               where=str(self.builder.origin), hint="pass it as an argument or a buffer")  # fmt: skip
+        return self.builder.const(value.item(), tensor_type(value).dtype)
+
+    def call(self, node: torch.fx.Node, origin: Origin | None) -> Any:
+        """One call: its converter's result, checked against the type PyTorch promised, or an opaque call."""
+        args = torch.fx.node.map_arg(node.args, lambda n: self.values[n])
+        kwargs = torch.fx.node.map_arg(node.kwargs, lambda n: self.values[n])
+        if node.target is operator.getitem:
+            return args[0][args[1]]
+        if not isinstance(node.target, torch._ops.OpOverload):
+            raise CaptureError(f"{node.target} is not an ATen op", where=str(origin),
+                               hint="keep this call outside of the fused function")  # fmt: skip
+        self.aten_calls += 1
+        return self.convert(node.target, args, kwargs, node.meta.get("val"), origin)
+
+    def convert(self, op: torch._ops.OpOverload, args: Any, kwargs: Any, value: Any, origin: Origin | None) -> Any:
+        """The converted call, or an opaque one with the reason."""
+        converter = lookup(op)
+        reason = reason_for(op)
+        if converter is not None:
+            try:
+                context = Context(self.builder, result_types(value))
+                result = converter(context, *args, **kwargs)
+                _verify(op, result, context, origin)
+                return result
+            except Unconverted as refusal:
+                reason = str(refusal)
+        self.entries.append(SupportEntry(str(op), reason, origin))
+        return build_opaque(self.builder, op, args, kwargs, value, reason, self.calls)
+
+
+def _flat(tree: Any) -> list[Any]:
+    return list(pytree.tree_leaves(tree, is_leaf=lambda x: x is None))
+
+
+def _verify(op: torch._ops.OpOverload, result: Any, context: Context, origin: Origin | None) -> None:
+    results = list(result) if isinstance(result, tuple | list) else [result]
+    for i, (node, type_) in enumerate(zip(results, context.outs, strict=False)):
+        if node is not None and type_ is not None and node.type != type_:
+            raise VerifyError(f"converter of {op}: result {i} is {node.type}, PyTorch says {type_}", where=str(origin))

@@ -1,0 +1,241 @@
+"""Where the tensors of a call are: flattened arguments, the modules among them, and quick collection on later calls."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from megafuse.capture.types import Leaf
+from megafuse.core.errors import InputError
+
+Fn = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class FlatCall:
+    """The flattened arguments of a call.
+
+    ``leaves[i]`` is a leaf of ``(args, kwargs)``; ``tensors`` are the positions of tensors among them, ``labels``
+    their names in messages; ``positional`` and ``keywords`` are the arguments' own trees. ``modules`` are the modules of the function itself first, then those among the arguments.
+    """
+
+    spec: pytree.TreeSpec
+    positional: tuple[pytree.TreeSpec, ...]
+    keywords: tuple[tuple[str, pytree.TreeSpec], ...]
+    leaves: tuple[Any, ...]
+    tensors: tuple[int, ...]
+    labels: tuple[str, ...]
+    modules: tuple[nn.Module, ...]
+    module_at: tuple[int | None, ...]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What the call's structure is, apart from tensors: argument tree, constants, modules and their modes."""
+        constants = tuple(
+            "tensor" if isinstance(v, torch.Tensor) else ("module", id(v)) if isinstance(v, nn.Module) else constant(v)
+            for v in self.leaves
+        )
+        modes = tuple(tuple(m.training for m in top.modules()) for top in self.modules)
+        return (self.spec, constants, tuple(id(m) for m in self.modules), modes)
+
+
+def constant(value: Any) -> tuple[type, Any]:
+    """A plain value as part of a key; what cannot be hashed is told apart by identity."""
+    try:
+        hash(value)
+    except TypeError:
+        return (type(value), id(value))
+    return (type(value), value)
+
+
+def flatten_call(fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall:
+    """Flatten the arguments of a call to ``fn``."""
+    with_path, spec = pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))
+    names = parameter_names(fn, len(args))
+    leaves = tuple(leaf for _, leaf in with_path)
+    tensors = tuple(i for i, v in enumerate(leaves) if isinstance(v, torch.Tensor))
+    labels = tuple(label(path, names) for path, _ in with_path)
+    modules: list[nn.Module] = []
+    place: list[int | None] = []
+    for module in own_modules(fn):
+        _add(modules, place, module, None)
+    for i, v in enumerate(leaves):
+        if isinstance(v, nn.Module):
+            _add(modules, place, v, i)
+    positional = tuple(pytree.tree_structure(a) for a in args)
+    keywords = tuple((k, pytree.tree_structure(v)) for k, v in kwargs.items())
+    return FlatCall(spec, positional, keywords, leaves, tensors, labels, tuple(modules), tuple(place))
+
+
+def _add(modules: list[nn.Module], place: list[int | None], module: nn.Module, at: int | None) -> None:
+    if not any(m is module for m in modules):
+        modules.append(module)
+        place.append(at)
+
+
+def own_modules(fn: Fn) -> Iterator[nn.Module]:
+    """Modules that belong to the callable: itself, its bound object, its closure, its globals, partial arguments."""
+    if isinstance(fn, nn.Module):
+        yield fn
+        return
+    if isinstance(fn, functools.partial):
+        yield from own_modules(fn.func)
+        values = [*fn.args, *fn.keywords.values()]
+        yield from (v for v in pytree.tree_leaves(values) if isinstance(v, nn.Module))
+        return
+    owner = getattr(fn, "__self__", None)
+    if isinstance(owner, nn.Module):
+        yield owner
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        return
+    for cell in getattr(fn, "__closure__", None) or ():
+        yield from _modules_in(cell)
+    scope = getattr(fn, "__globals__", {})
+    yield from (scope[name] for name in code.co_names if isinstance(scope.get(name), nn.Module))
+
+
+def _modules_in(cell: Any) -> Iterator[nn.Module]:
+    try:
+        value = cell.cell_contents
+    except ValueError:  # an empty cell: the variable is not assigned yet
+        return
+    if isinstance(value, dict | list | tuple):
+        yield from (v for v in pytree.tree_leaves(value) if isinstance(v, nn.Module))
+    elif isinstance(value, nn.Module):
+        yield value
+
+
+def parameter_names(fn: Fn, count: int) -> tuple[str, ...]:
+    """Names of the positional parameters of ``fn``; ``args[i]`` where the signature does not tell."""
+    try:
+        target = fn.forward if isinstance(fn, nn.Module) else fn
+        parameters = list(inspect.signature(target).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return tuple(names[i] if i < len(names) else f"args[{i}]" for i in range(count))
+
+
+def label(path: Any, names: tuple[str, ...]) -> str:
+    """A leaf's name in messages: ``x``, ``state['h'][0]``."""
+    top, which, *rest = path
+    head = names[which.idx] if isinstance(top, pytree.SequenceKey) and top.idx == 0 else str(which.key)
+    return head + pytree.keystr(tuple(rest))
+
+
+def named_state(module: nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """(kind, qualified name, tensor) of every parameter and buffer, shared ones under each of their names."""
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        yield "param", name, parameter
+    for name, buffer in module.named_buffers(remove_duplicate=False):
+        yield "buffer", name, buffer
+
+
+def owner_of(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The submodule that holds a parameter or buffer, and its name there."""
+    head, _, last = name.rpartition(".")
+    return module.get_submodule(head), last
+
+
+class LeafGetter:
+    """Collects the tensors of a captured callable's leaves from a new call's arguments."""
+
+    def __init__(self, fn: Fn, call: FlatCall, leaves: tuple[Leaf, ...], constants: tuple[torch.Tensor, ...]) -> None:
+        self._names = parameter_names(fn, len(call.positional))
+        self._call, self._leaves = call, leaves
+        self._constants = list(constants)
+        self._simple = self._all_positional_tensors()
+        self._args = [leaf.path[0] for leaf in leaves if leaf.kind == "arg"]
+        rest = [leaf for leaf in leaves if leaf.kind != "arg"]
+        self._state = [self._source(leaf, call.modules) for leaf in rest]
+
+    def _all_positional_tensors(self) -> bool:
+        tensors = all(isinstance(v, torch.Tensor) for v in self._call.leaves)
+        return tensors and not self._call.keywords and all(s.is_leaf() for s in self._call.positional)
+
+    def _source(self, leaf: Leaf, modules: tuple[nn.Module, ...]) -> tuple[dict[Any, Any], Any]:
+        """The dictionary and key under which a non-argument leaf is found at every call."""
+        if leaf.kind == "const":
+            return self._constants, leaf.path[0]  # type: ignore[return-value]
+        number, name = leaf.path
+        owner, last = owner_of(modules[int(number)], str(name))
+        return (owner._parameters if leaf.kind == "param" else owner._buffers), last
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The tensors of the leaves, in order.
+
+        Raises:
+            InputError: the arguments do not have the captured call's structure; the message names the argument.
+        """
+        if self._simple and not kwargs and len(args) == len(self._names) and all(
+            isinstance(a, torch.Tensor) for a in args
+        ):  # fmt: skip
+            tensors: list[Any] = [args[i] for i in self._args]  # type: ignore[index]
+            return tensors + [table[key] for table, key in self._state]
+        return self._general(args, kwargs)
+
+    def _general(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        flat, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        if spec != self._call.spec:
+            raise InputError(self._structure_message(args, kwargs), hint="fuse again for the new arguments")
+        for new, old, name in zip(flat, self._call.leaves, self._call.labels, strict=True):
+            self._check(new, old, name)
+        tensors = [v for v in flat if isinstance(v, torch.Tensor)]
+        state = self._state if self._same_modules(flat) else self._resolve(flat)
+        return [tensors[i] for i in self._args] + [table[key] for table, key in state]  # type: ignore[index]
+
+    def _same_modules(self, flat: list[Any]) -> bool:
+        return all(
+            at is None or flat[at] is m for m, at in zip(self._call.modules, self._call.module_at, strict=True)
+        )
+
+    def _resolve(self, flat: list[Any]) -> list[tuple[Any, Any]]:
+        """Sources of the state when other modules of the same structure are given."""
+        modules = tuple(
+            m if at is None else flat[at] for m, at in zip(self._call.modules, self._call.module_at, strict=True)
+        )
+        try:
+            return [self._source(leaf, modules) for leaf in self._leaves if leaf.kind != "arg"]
+        except AttributeError as error:
+            raise InputError(f"a module argument lacks a part it had at capture: {error}") from error
+
+    def _check(self, new: Any, old: Any, name: str) -> None:
+        if isinstance(old, torch.Tensor) or isinstance(new, torch.Tensor):
+            if not (isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor)):
+                raise InputError(f"argument {name}: expected {_kind(old)}, got {_kind(new)}")
+        elif isinstance(old, nn.Module):
+            if type(new) is not type(old):
+                raise InputError(f"argument {name}: expected a module {_kind(old)}, got {_kind(new)}")
+        elif new is not old and (type(new) is not type(old) or new != old):
+            raise InputError(f"argument {name}: the captured value is {old!r}, got {new!r}", hint="fuse again for it")
+
+    def _structure_message(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        count, names = len(self._call.positional), {k for k, _ in self._call.keywords}
+        if len(args) < count:
+            return f"argument {self._names[len(args)]} is missing: {count} positional arguments were captured"
+        if len(args) > count:
+            return f"{len(args)} positional arguments, but {count} were captured ({', '.join(self._names)})"
+        if set(kwargs) != names:
+            odd = sorted(set(kwargs) ^ names)
+            return f"keyword argument {odd[0]} is {'missing' if odd[0] in names else 'not among the captured ones'}"
+        return self._first_difference(args, kwargs)
+
+    def _first_difference(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        olds = [*zip(self._names, args, self._call.positional, strict=True)]
+        olds += [(k, kwargs[k], s) for k, s in self._call.keywords]
+        for name, value, spec in olds:
+            if pytree.tree_structure(value) != spec:
+                return f"argument {name} has another structure than at capture: got {_kind(value)}"
+        return "the arguments have another structure than at capture"
+
+
+def _kind(value: Any) -> str:
+    return "a tensor" if isinstance(value, torch.Tensor) else type(value).__name__

@@ -1,0 +1,149 @@
+"""The mode under which the user's function is traced: devices and reached tensors become stand-ins, lines are noted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from megafuse.capture.origins import current_origin, mark
+
+META = torch.device("meta")
+_FACTORIES = frozenset(
+    getattr(torch, name)
+    for name in (
+        "empty zeros ones full arange linspace logspace eye rand randn randint randperm empty_strided tril_indices "
+        "triu_indices bartlett_window blackman_window hamming_window hann_window kaiser_window"
+    ).split()
+)
+_FROM_VALUES = frozenset({torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.scalar_tensor})
+_MOVES = frozenset({torch.Tensor.cuda, torch.Tensor.to})
+_DEVICE = torch.Tensor.device.__get__  # type: ignore[attr-defined]
+_IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+
+
+class Constants:
+    """Tensors with real values that the function reaches by itself: made in it, or not given to it as arguments."""
+
+    def __init__(self) -> None:
+        self.found: list[torch.Tensor] = []
+        self.made: list[int] = []
+
+    def reach(self, tensor: torch.Tensor) -> int:
+        """Index of a tensor among the constants; new ones are added."""
+        for i, known in enumerate(self.found):
+            if known is tensor:
+                return i
+        self.found.append(tensor)
+        return len(self.found) - 1
+
+
+def stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without data that has the shape, strides, element type and requires_grad of ``tensor``."""
+    with torch.no_grad():
+        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
+    return made.requires_grad_(tensor.requires_grad)
+
+
+class TraceMode(TorchFunctionMode):
+    """Active while the user's function runs.
+
+    ``swaps`` maps ids of real tensors to their stand-ins. With ``discover`` (the dry run) further real tensors are
+    added to ``constants``; without it ``constant_stand_ins`` holds their stand-ins.
+    """
+
+    def __init__(
+        self,
+        swaps: dict[int, torch.Tensor],
+        constants: Constants,
+        constant_stand_ins: Sequence[torch.Tensor] | None,
+        device: torch.device,
+        stop: str,
+    ) -> None:
+        super().__init__()
+        self.swaps, self.constants, self.stand_ins = dict(swaps), constants, constant_stand_ins
+        self.device, self.stop = device, stop
+        self.discover = constant_stand_ins is None
+        self.created = 0
+        self.local: dict[int, torch.Tensor] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one call with devices and real tensors replaced, and the user's line noted."""
+        kwargs = kwargs or {}
+        if func is _DEVICE or func is _IS_CUDA:
+            return self.device if func is _DEVICE else self.device.type == "cuda"
+        mark(current_origin(self.stop))
+        if func in _FROM_VALUES and not _has_tensor(args):
+            return self.create(func, args, kwargs)
+        args, kwargs = self.replace(args), self.replace(kwargs)
+        args, kwargs = _to_meta(func, args, kwargs)
+        return self.native(func, args, kwargs)
+
+    def native(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """Call ``func``; where CUDA takes one kernel that meta does not, take that kernel."""
+        if self.device.type == "cuda" or self.device.type == "meta":
+            if func is torch._weight_norm and 0 <= (_dim := args[2] if len(args) > 2 else 0) < 1:
+                return torch.ops.aten._weight_norm_interface(args[0], args[1], _dim)[0]
+            if func is torch.dropout and len(args) == 3 and args[2] and 0.0 < args[1] < 1.0:
+                return torch.native_dropout(args[0], args[1], True)[0]
+        return func(*args, **kwargs)
+
+    def create(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> torch.Tensor:
+        """A tensor made from values becomes a constant; its n-th making is the same in every run."""
+        order, self.created = self.created, self.created + 1
+        if self.discover:
+            real = func(*args, **{k: v for k, v in kwargs.items() if k != "device"})
+            self.constants.found.append(real)
+            self.constants.made.append(len(self.constants.found) - 1)
+        return self.constant(self.constants.made[order])
+
+    def constant(self, index: int) -> torch.Tensor:
+        """The stand-in of a constant."""
+        if self.stand_ins is not None:
+            return self.stand_ins[index]
+        if index not in self.local:
+            self.local[index] = stand_in(self.constants.found[index])
+        return self.local[index]
+
+    def replace(self, tree: Any) -> Any:
+        """``tree`` with real tensors replaced by stand-ins."""
+        if not any(isinstance(x, torch.Tensor) and x.device != META for x in pytree.tree_leaves(tree)):
+            return tree
+        return pytree.tree_map_only(torch.Tensor, self.swap, tree)
+
+    def swap(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The stand-in of a real tensor."""
+        if tensor.device == META:
+            return tensor
+        if id(tensor) not in self.swaps:
+            known = any(t is tensor for t in self.constants.found)
+            if not self.discover and not known:
+                return tensor
+            return self.constant(self.constants.reach(tensor))
+        return self.swaps[id(tensor)]
+
+
+def _has_tensor(tree: Any) -> bool:
+    return any(isinstance(x, torch.Tensor) for x in pytree.tree_leaves(tree))
+
+
+def _is_device(value: Any) -> bool:
+    if isinstance(value, torch.device):
+        return value.type != "cpu" or True
+    return isinstance(value, str) and value.split(":")[0] in ("cpu", "cuda")
+
+
+def _to_meta(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Devices in a call replaced by meta; factories without one get it."""
+    if func is torch.Tensor.cuda:
+        return args[:1], {}
+    if kwargs.get("device") is not None or func in _FACTORIES:
+        kwargs = {**kwargs, "device": META}
+    if func is torch.Tensor.to and len(args) > 1 and _is_device(args[1]):
+        args = (args[0], META, *args[2:])
+    return args, kwargs

@@ -1,0 +1,77 @@
+"""Calls that no converter takes: kept as they are, with a reason, in the side table of calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from megafuse.capture.dtypes import tensor_type
+from megafuse.capture.types import CallDevice, OpaqueCall, Ref
+from megafuse.core.errors import CaptureError
+from megafuse.ir.graph import Builder, Node
+from megafuse.ir.types import Opaque, TensorType
+
+_REASONS = {
+    "embedding": "gathers rows by index", "gather": "gathers by index", "index": "gathers by index",
+    "index_select": "gathers by index", "scatter": "scatters by index", "scatter_add": "scatters by index",
+    "index_put": "scatters by index", "index_add": "scatters by index", "convolution": "convolution",
+    "convolution_backward": "convolution", "embedding_dense_backward": "scatters by index",
+    "sort": "sorts", "topk": "sorts", "cumsum": "scan", "cumprod": "scan", "logcumsumexp": "scan",
+}  # fmt: skip
+
+
+def is_random(op: torch._ops.OpOverload) -> bool:
+    """True for an op that draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in op.tags
+
+
+def reason_for(op: torch._ops.OpOverload) -> str:
+    """Why an op has no converter."""
+    if is_random(op):
+        return "draws random numbers"
+    return _REASONS.get(op._schema.name.partition("::")[2], "no converter for this op")
+
+
+def result_types(value: Any) -> tuple[TensorType | None, ...]:
+    """Types of an op's results, in flattened order; None for what is not a tensor."""
+    return tuple(
+        tensor_type(v) if isinstance(v, torch.Tensor) else None
+        for v in pytree.tree_leaves(value, is_leaf=lambda x: x is None)
+    )
+
+
+def build_opaque(
+    builder: Builder, op: torch._ops.OpOverload, args: Any, kwargs: dict[str, Any], value: Any, reason: str,
+    calls: list[OpaqueCall],
+) -> Any:  # fmt: skip
+    """The opaque node for a call, and its results in the structure of ``value``."""
+    results = result_types(value)
+    if not any(results):
+        raise CaptureError(f"{op} has no tensor result", hint="keep this call outside of the fused function")
+    nodes: list[Node] = []
+
+    def put(v: Any) -> Any:
+        if isinstance(v, Node):
+            nodes.append(v)
+            return Ref(len(nodes) - 1)
+        if isinstance(v, torch.device):
+            return CallDevice()
+        if isinstance(v, list | tuple):
+            return type(v)(put(x) for x in v)
+        return v
+
+    template = tuple(put(a) for a in args)
+    keywords = {k: put(v) for k, v in kwargs.items()}
+    calls.append(OpaqueCall(op, template, keywords, is_random(op)))
+    node = builder.opaque(Opaque(str(op), len(calls) - 1, reason, results), nodes)
+    if isinstance(value, torch.Tensor):
+        return node
+    return tuple(None if t is None else _result(builder, node, i) for i, t in enumerate(results))
+
+
+def _result(builder: Builder, node: Node, index: int) -> Node:
+    assert isinstance(node.attrs, Opaque)
+    first = next(i for i, r in enumerate(node.attrs.results) if r is not None)
+    return node if index == first and len(node.attrs.results) == 1 else builder.pick(node, index)

@@ -1,0 +1,251 @@
+"""Tracing: a dry run on stand-ins, which settles structure and errors, then AOTAutograd's joint graph."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import torch
+from torch._functorch.aot_autograd import aot_function
+from torch.fx import traceback as fx_traceback
+from torch.utils import _pytree as pytree
+
+from megafuse.capture.composites import composite_gradients, op_without_gradient
+from megafuse.capture.leaves import FlatCall, Fn
+from megafuse.capture.modes import Constants, TraceMode, stand_in
+from megafuse.capture.origins import raised_by_user, traceback_origin
+from megafuse.capture.state import swapped_state
+from megafuse.capture.types import OutSpec
+from megafuse.core.errors import CaptureError, MegafuseError
+
+_DATA_DEPENDENT = ("meta tensor", "data-dependent", "datadependent", "unbacked", "aten._local_scalar_dense")
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+
+
+@dataclass
+class Source:
+    """One tensor that becomes a graph input: its kind, path, real value and name."""
+
+    kind: str
+    path: tuple[int | str, ...]
+    tensor: torch.Tensor
+    label: str
+
+
+@dataclass
+class Subject:
+    """What is traced: the callable, its flattened arguments, and the tensors that become graph inputs.
+
+    A tensor that is an argument and also a parameter is two inputs; autograd adds their gradients.
+    """
+
+    fn: Fn
+    call: FlatCall
+    sources: list[Source]
+    device: torch.device
+    constants: Constants = field(default_factory=Constants)
+
+    def run(self, stand_ins: Sequence[torch.Tensor], constants: Sequence[torch.Tensor] | None) -> Any:
+        """Call the function on stand-ins, one for each source."""
+        swaps = {
+            id(s.tensor): t for s, t in zip(self.sources, stand_ins, strict=True) if s.kind in ("param", "buffer")
+        }
+        arguments = list(self.call.leaves)
+        for source, tensor in zip(self.sources, stand_ins, strict=True):
+            if source.kind == "arg":
+                arguments[self.call.tensors[int(source.path[0])]] = tensor
+        by_id = {id(s.tensor): t for s, t in zip(self.sources, stand_ins, strict=True)}
+        args, kwargs = pytree.tree_unflatten(arguments, self.call.spec)
+        with swapped_state(self.call.modules, swaps):
+            mode = TraceMode(by_id | swaps, self.constants, constants, self.device, stop="run")
+            with mode:
+                result = self.fn(*args, **kwargs)
+            return result, self.rebound(swaps)
+
+    def rebound(self, swaps: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Buffers that the function bound to new tensors: source number -> new tensor."""
+        new: dict[int, torch.Tensor] = {}
+        for number, source in enumerate(self.sources):
+            if source.kind != "buffer":
+                continue
+            owner = self.call.modules[int(source.path[0])]
+            *parents, last = str(source.path[1]).split(".")
+            for name in parents:
+                owner = getattr(owner, name)
+            now = owner._buffers.get(last)
+            if now is not None and now is not swaps.get(id(source.tensor)):
+                new[number] = now
+        return new
+
+
+@dataclass
+class DryRun:
+    """What the dry run on stand-ins told of the user's output and of leaves that change in place."""
+
+    spec: OutSpec
+    strides: tuple[tuple[int, ...], ...]
+    requires_grad: tuple[bool, ...]
+    alias: tuple[int | None, ...]
+    mutated: tuple[int, ...]
+
+
+@dataclass
+class Traced:
+    """The recorded graph and how many of its outputs are forward outputs; ``joint`` when it has gradients."""
+
+    module: torch.fx.GraphModule
+    num_forward: int
+    joint: bool
+
+
+class _Recorded(Exception):
+    """Ends AOTAutograd as soon as the graph is recorded: nothing is to be compiled."""
+
+
+def dry_run(subject: Subject) -> DryRun:
+    """Run the function once on stand-ins, eagerly. Errors of the user's own code pass through as they are."""
+    stand_ins = [stand_in(s.tensor) for s in subject.sources]
+    versions = [t._version for t in stand_ins]
+    try:
+        result, rebound = subject.run(stand_ins, None)
+    except Exception as error:
+        explain(error, subject)
+    flat, spec = pytree.tree_flatten(result)
+    tensors = [v for v in flat if isinstance(v, torch.Tensor)]
+    places = iter(range(len(tensors)))
+    leaves = tuple(("tensor", next(places)) if isinstance(v, torch.Tensor) else ("value", _plain(v)) for v in flat)
+    changed = [i for i, (t, v) in enumerate(zip(stand_ins, versions, strict=True)) if t._version != v]
+    _check_mutations(subject, changed)
+    storages = {_storage(t): i for i, t in reversed(list(enumerate(stand_ins)))}
+    return DryRun(
+        OutSpec(spec, leaves),
+        tuple(tuple(t.stride()) for t in tensors),
+        tuple(t.requires_grad for t in tensors),
+        tuple(storages.get(_storage(t)) for t in tensors),
+        tuple(sorted({*changed, *rebound})),
+    )
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _plain(value: Any) -> Any:
+    if not isinstance(value, _PLAIN) and any(
+        isinstance(v, torch.Tensor) for v in getattr(value, "__dict__", {}).values()
+    ):
+        raise CaptureError(
+            f"the output holds tensors inside a {type(value).__name__}",
+            hint="return tensors, tuples, lists or dicts, or register the class with torch's pytree",
+        )
+    return value
+
+
+def _check_mutations(subject: Subject, changed: Sequence[int]) -> None:
+    for i in changed:
+        source = subject.sources[i]
+        shared = [s.label for s in subject.sources if s is not source and _overlap(s.tensor, source.tensor)]
+        if shared:
+            raise CaptureError(f"{source.label} is changed in place and shares memory with {shared[0]}",
+                               hint="clone one of them")  # fmt: skip
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.device.type == "meta" or not a.numel() or not b.numel():
+        return a is b
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+def explain(error: Exception, subject: Subject) -> NoReturn:
+    """Re-raise an error of tracing: the user's own as it is, PyTorch's with the user's line and a remedy."""
+    text = str(error)
+    where = traceback_origin(error.__traceback__)
+    line = f"{where}  {where.code}" if where else None
+    if isinstance(error, MegafuseError) or raised_by_user(error.__traceback__):
+        raise error
+    if any(mark in text.lower() or mark in type(error).__name__.lower() for mark in _DATA_DEPENDENT):
+        raise CaptureError(
+            f"the control flow or a shape depends on a tensor's values: {_first_line(text)}",
+            where=line,
+            hint="use torch.where or a mask instead, or keep this part outside of the fused function",
+        ) from error
+    if isinstance(error, RuntimeError):
+        raise CaptureError(f"PyTorch refused the call: {_first_line(text)}", where=line,
+                           hint=_kinds(subject)) from error  # fmt: skip
+    raise error
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0] if text.strip() else "no message"
+
+
+def _kinds(subject: Subject) -> str:
+    """The arguments' element types and shapes, and those of the parameters where they differ."""
+    given = [f"{s.label} is {_describe(s.tensor)}" for s in subject.sources if s.kind == "arg"]
+    held = sorted({str(s.tensor.dtype) for s in subject.sources if s.kind == "param"})
+    odd = [s.label for s in subject.sources if s.kind == "arg" and not s.tensor.dtype.is_floating_point]
+    note = f"; {', '.join(odd)}: convert to a floating-point type" if odd and held else ""
+    return f"check shapes and element types: {', '.join(given)}; parameters are {', '.join(held) or 'none'}{note}"
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def trace(subject: Subject, dry: DryRun) -> Traced:
+    """The joint forward+backward graph, or the forward graph where nothing needs a gradient."""
+    reals = subject.constants.found
+    inputs = [stand_in(s.tensor) for s in subject.sources] + [stand_in(t) for t in reals]
+    box: list[Traced] = []
+
+    def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        return _outputs(subject, dry, tensors)
+
+    def partition(joint: torch.fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_: Any) -> NoReturn:
+        box.append(Traced(joint, num_fwd_outputs, True))
+        raise _Recorded
+
+    def inference(forward: torch.fx.GraphModule, _inputs: Any) -> NoReturn:
+        box.append(Traced(forward, len(_output_args(forward)), False))
+        raise _Recorded
+
+    traced: Callable[..., Any] = aot_function(
+        flat, fw_compiler=inference, bw_compiler=inference, inference_compiler=inference, partition_fn=partition,
+        decompositions=None,
+    )  # fmt: skip
+    said: list[warnings.WarningMessage] = []
+    try:
+        with warnings.catch_warnings(record=True) as said, fx_traceback.preserve_node_meta(), composite_gradients():
+            warnings.simplefilter("always")
+            traced(*inputs)
+    except _Recorded:
+        pass
+    except Exception as error:
+        explain(error, subject)
+    if missing := op_without_gradient(said):
+        raise CaptureError(f"{missing} has no derivative on stand-ins", hint="keep it outside of the fused function")
+    if not box:
+        raise CaptureError("PyTorch recorded no graph", hint="does the function compute anything with tensors?")
+    return box[0]
+
+
+def _output_args(module: torch.fx.GraphModule) -> list[Any]:
+    (output,) = (n for n in module.graph.nodes if n.op == "output")
+    return list(pytree.tree_leaves(output.args[0]))
+
+
+def _outputs(subject: Subject, dry: DryRun, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The function's output tensors, then the new values of leaves changed in place.
+
+    Outputs are cloned so that views of inputs are outputs like any other; changed leaves are cloned on the way in, so
+    that the change is an output and not a mutation.
+    """
+    count = len(subject.sources)
+    given = [t.clone() if i in dry.mutated else t for i, t in enumerate(tensors[:count])]
+    result, rebound = subject.run(given, tensors[count:])
+    outputs = [v.clone() for v in pytree.tree_leaves(result) if isinstance(v, torch.Tensor)]
+    return outputs + [rebound.get(i, given[i]).detach().clone() for i in dry.mutated]
+
+

@@ -1,0 +1,213 @@
+"""Lower a kernel schedule to a tile program: instances of the trace become statements, in passes over the columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from megafuse.codegen.program import (
+    ColReduce,
+    Compute,
+    Convert,
+    Index,
+    Inside,
+    Level,
+    Load,
+    Note,
+    Operand,
+    Param,
+    Pass,
+    Phase,
+    RowReduce,
+    Statement,
+    Store,
+    TileProgram,
+)
+from megafuse.ir.graph import Node
+from megafuse.ir.index import combine
+from megafuse.ir.nest import Root
+from megafuse.ir.trace import Inst
+from megafuse.ir.types import Reduce
+from megafuse.schedule.types import Buffer, KernelSchedule, PhaseSchedule, Target
+
+WIDE = 2**31
+
+
+def lower_kernel(kernel: KernelSchedule, buffers: Mapping[str, Buffer], names: Mapping[Node, str]) -> TileProgram:
+    """Lower one kernel.
+
+    ``buffers`` by name give layouts; ``names`` gives the buffer of each node that the kernel loads.
+    """
+    phases = tuple(_PhaseLowering(p, buffers, names).run(f"phase {n}") for n, p in enumerate(kernel.phases))
+    params = tuple(_param(buffers[b], b in kernel.writes) for b in kernel.args)
+    return TileProgram(kernel.name, kernel.doc, params, phases, kernel.num_warps)
+
+
+def _param(buffer: Buffer, written: bool) -> Param:
+    span = 1 + sum((n - 1) * abs(s) for n, s in zip(buffer.shape, buffer.strides, strict=True))
+    return Param(buffer.name, buffer.dtype, buffer.shape, buffer.strides, written, span >= WIDE)
+
+
+@dataclass
+class _PhaseLowering:
+    phase: PhaseSchedule
+    buffers: Mapping[str, Buffer]
+    names: Mapping[Node, str]
+    values: dict[Inst, str] = field(default_factory=dict)
+    taken: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.trace = self.phase.trace
+        self.rows = {a.name for a in self.phase.loop}
+        self.cols = self.trace.nest.space.col_names
+        self.targets = dict(self.phase.targets)
+        self.taken = {b: 1 for b in self.buffers}
+        counts: dict[Node, int] = {}
+        for load in self.trace.loads():
+            counts[load.node] = counts.get(load.node, 0) + 1
+        self.reread = {n for n, c in counts.items() if c > 1}
+
+    def run(self, title: str) -> Phase:
+        tile = self.phase.tile
+        passes = self._looped_passes() if tile.col_block else (Pass(tuple(self._body(self.trace.insts))),)
+        return Phase(
+            title=title,
+            fixed=self.phase.fixed,
+            loop=self.phase.loop,
+            cols=self.trace.nest.space.cols,
+            row_tile=tile.row_tile,
+            rows_per_chunk=tile.rows_per_chunk,
+            passes=passes,
+            pieces=tile.pieces,
+            col_block=tile.col_block,
+            col_grid=tile.col_grid,
+        )
+
+    # --- statements -------------------------------------------------------------------------------------------------
+
+    def _body(self, insts: Iterable[Inst], roots: Iterable[Root] | None = None) -> list[Statement | Note]:
+        """Statements of ``insts`` in order, each store right after its value; a note where the source line changes."""
+        after: dict[Inst, list[Root]] = {}
+        for root in self.trace.roots if roots is None else roots:
+            if root in self.targets:
+                after.setdefault(self.trace.roots[root], []).append(root)
+        out: list[Statement | Note] = []
+        line = ""
+        for inst in insts:
+            made = self._statement(inst)
+            here = self._source(inst)
+            if made is not None and here and here != line:
+                line = here
+                out.append(Note(line))
+            out.extend([made] if made is not None else [])
+            out.extend(self.store(root, inst) for root in after.get(inst, ()))
+        return out
+
+    def _source(self, inst: Inst) -> str:
+        origin = inst.node.origin
+        if origin is None or inst.kind in ("load", "const", "iota", "inside"):
+            return ""
+        code = f": {origin.code}" if origin.code else ""
+        return f"src[{origin.file}:{origin.line}]{code}"
+
+    def _statement(self, inst: Inst) -> Statement | None:
+        level = self.level(inst)
+        if inst.kind == "const":
+            return None
+        if inst.kind == "load":
+            buffer = self.buffers[self.names[inst.node]]
+            dst = self._name(inst, buffer.name)
+            offset = combine(inst.index, buffer.strides)
+            reread = inst.node in self.reread
+            return Load(dst, buffer.name, offset, level, buffer.dtype, inst.guards, 0.0, reread)
+        if inst.kind == "iota":
+            return Index(self._name(inst, "index"), inst.index[0], level, inst.dtype)
+        if inst.kind == "inside":
+            return Inside(self._name(inst, "inside"), inst.guards, level)
+        if inst.kind == "cast":
+            arg = inst.args[0]
+            return Convert(self._name(inst, _SHORT.get(inst.dtype.value, "v")), self.operand(arg), level, arg.dtype, inst.dtype)
+        if inst.kind == "reduce":
+            arg = inst.args[0]
+            return RowReduce(self._name(inst, inst.fn), str(self.operand(arg)), self.level(arg), inst.fn, inst.dtype)
+        value = inst.args[1] if inst.fn == "where" else inst.args[0]
+        args = tuple(self.operand(a) for a in inst.args)
+        return Compute(self._name(inst, inst.fn), inst.fn, args, level, inst.dtype, value.dtype)
+
+    def level(self, inst: Inst) -> Level:
+        """Which of rows and columns a value varies in; fixed axes do not count."""
+        by_row, by_col = bool(inst.axes & self.rows), bool(inst.axes & self.cols)
+        if by_row:
+            return Level.TILE if by_col else Level.ROW
+        return Level.COL if by_col else Level.SCALAR
+
+    def operand(self, inst: Inst) -> Operand:
+        """A value's name, or a constant."""
+        return inst.value if inst.kind == "const" else self.values[inst]
+
+    def _name(self, inst: Inst, base: str) -> str:
+        if inst not in self.values:
+            number = self.taken.get(base, 0)
+            self.taken[base] = number + 1
+            self.values[inst] = f"{base}_v{number}" if base in self.buffers else f"{base}{number}"
+        return self.values[inst]
+
+    # --- stores -----------------------------------------------------------------------------------------------------
+
+    def store(self, root: Root, inst: Inst) -> Statement:
+        """The store of one root."""
+        target: Target = self.targets[root]
+        if root.by_rows:
+            node = root.anchor.node
+            assert isinstance(node.attrs, Reduce)
+            acc = f"acc_{target.buffer}"
+            return ColReduce(acc, str(self.operand(inst)), self.level(inst), node.attrs.fn, node.dtype, target.buffer, target.index, target.dtype)
+        return Store(target.buffer, target.index, self.operand(inst), self.level(inst))
+
+    # --- columns walked in blocks -----------------------------------------------------------------------------------
+
+    def _looped_passes(self) -> tuple[Pass, ...]:
+        """One walk over the columns per level of dependent reductions, then one for what is stored per column.
+
+        A pass holds what its reductions (or stores) need; column values are evaluated again in each pass, values without
+        columns once.
+        """
+        depth = self._depths()
+        last = max(depth.values(), default=0)
+        done: set[Inst] = set()
+        passes = []
+        for level in range(last + 1):
+            reduces = [i for i in self.trace.insts if i.kind == "reduce" and depth[i] == level + 1]
+            roots = [r for r, i in self.trace.roots.items() if r in self.targets and depth[i] == level and not self._wide(i)]
+            if level == last:
+                roots += [r for r, i in self.trace.roots.items() if r in self.targets and self._wide(i)]
+            needed = self._needed([*reduces, *(self.trace.roots[r] for r in roots)], done)
+            body = self._body([i for i in self.trace.insts if i in needed], roots)
+            done |= {i for i in needed if not self._wide(i)}
+            if body:
+                passes.append(Pass(tuple(body)))
+        return tuple(passes)
+
+    def _wide(self, inst: Inst) -> bool:
+        return bool(inst.axes & self.cols)
+
+    def _depths(self) -> dict[Inst, int]:
+        depth: dict[Inst, int] = {}
+        for inst in self.trace.insts:
+            depth[inst] = max((depth[a] for a in inst.args), default=0) + (inst.kind == "reduce")
+        return depth
+
+    def _needed(self, wanted: Iterable[Inst], done: set[Inst]) -> set[Inst]:
+        """``wanted`` and all they stand on, but for row values that an earlier pass left behind."""
+        found: set[Inst] = set()
+        stack = [w for w in wanted]
+        while stack:
+            inst = stack.pop()
+            if inst in found or (inst in done and inst not in wanted):
+                continue
+            found.add(inst)
+            stack.extend(a for a in inst.args if a not in done)
+        return found
+
+
+_SHORT = {"f32": "x", "f64": "x", "bf16": "h", "f16": "h"}

@@ -1,0 +1,42 @@
+"""Readable, unique and stable identifiers for generated code."""
+
+from __future__ import annotations
+
+import keyword
+import re
+
+RESERVED = frozenset(
+    [*keyword.kwlist, "tl", "triton", "libdevice", "np", "math", "ml_dtypes", "range", "float", "int", "min", "len"]
+)
+
+
+def identifier(text: str) -> str:
+    """``text`` as a Python identifier: other characters become underscores."""
+    name = re.sub(r"\W", "_", text, flags=re.ASCII) or "value"
+    return f"v_{name}" if name[0].isdigit() else name
+
+
+class Namer:
+    """Hands out names that are not taken yet.
+
+    A name that must exist in several copies (one per column piece) is claimed with all of them at once, so that a value
+    called ``x_0`` never meets piece 0 of a value called ``x``.
+    """
+
+    def __init__(self, taken: frozenset[str] = RESERVED) -> None:
+        self._taken = set(taken)
+
+    def claim(self, wish: str, pieces: int = 1) -> tuple[str, ...]:
+        """Claim ``wish`` (for several pieces ``wish_0``, ``wish_1``, ...), with a number added where it is taken."""
+        base, tries = identifier(wish), 1
+        while True:
+            stem = base if tries == 1 else f"{base}_v{tries}"
+            names = (stem,) if pieces == 1 else tuple(f"{stem}_{i}" for i in range(pieces))
+            if not self._taken.intersection(names):
+                self._taken.update(names)
+                return names
+            tries += 1
+
+    def one(self, wish: str) -> str:
+        """Claim a single name."""
+        return self.claim(wish)[0]

@@ -1,0 +1,5 @@
+"""Tile program to NumPy text."""
+
+from megafuse.codegen.numpy.kernel import print_kernel
+
+__all__ = ["print_kernel"]

@@ -1,0 +1,106 @@
+"""The whole module: a function of flat arrays that runs every program of the grid, one after the other.
+
+Row tiles of a chunk are worked in one step and columns are held whole. A kernel of one phase without column reductions
+has no chunks to keep apart: its fixed and loop axes together are walked in large steps.
+"""
+
+from __future__ import annotations
+
+import math
+
+from megafuse.codegen.artifact import KernelSource
+from megafuse.codegen.names import Namer, identifier
+from megafuse.codegen.numpy.helpers import used_helpers
+from megafuse.codegen.numpy.statements import Body
+from megafuse.codegen.program import ColReduce, Phase, TileProgram
+from megafuse.codegen.walk import noted, statements
+from megafuse.codegen.writer import Writer
+
+STEP = 1 << 19  # elements of one vectorised step
+
+
+def print_kernel(program: TileProgram) -> KernelSource:
+    """``program`` as a NumPy module: ``entry`` takes one flat array per parameter, in order, and writes the outputs.
+
+    Raises:
+        ValueError: the program asks for something that has no NumPy form; the message names it.
+    """
+    kernel = _kernel_text(program)
+    text = "\n\n\n".join([*used_helpers(kernel), kernel])
+    imports = "import math\n\n" * ("math." in text)
+    imports += "import ml_dtypes\n" * ("ml_dtypes." in text) + "import numpy as np\n"
+    return KernelSource(
+        entry=identifier(program.name),
+        backend="numpy",
+        text=f"{imports}\n\n{text}",
+        params=tuple((param.name, param.dtype) for param in program.params),
+        grid=program.grid,
+        num_warps=program.num_warps,
+        num_stages=program.num_stages,
+        writes=tuple(at for at, param in enumerate(program.params) if param.written),
+    )
+
+
+def _kernel_text(program: TileProgram) -> str:
+    namer = Namer()
+    for name in ("fixed", "chunk", "row", "col", "pid", "start"):
+        namer.one(name)
+    buffers = {param.name: namer.one(param.name) for param in program.params}
+    writer = Writer()
+    writer.line('@np.errstate(all="ignore")')
+    writer.line(f"def {identifier(program.name)}(")
+    for param in program.params:
+        out = "out " if param.written else ""
+        writer.line(f"    {buffers[param.name]},  # {out}{param.dtype.value} {list(param.shape)}, flat")
+    with writer.block("):"):
+        writer.docstring(program.doc)
+        if len(program.phases) == 1 and not _has_col_reduce(program.phases[0]):
+            _merged(writer, program, namer, buffers)
+        else:
+            _programs(writer, program, namer, buffers)
+    return writer.text
+
+
+def _has_col_reduce(phase: Phase) -> bool:
+    return any(isinstance(node, ColReduce) for node in statements(phase))
+
+
+def _merged(writer: Writer, program: TileProgram, namer: Namer, buffers: dict[str, str]) -> None:
+    """All rows of all programs in large steps."""
+    phase = program.phases[0]
+    axes = (*phase.fixed, *phase.loop)
+    total = math.prod(axis.size for axis in axes)
+    step = max(1, STEP // phase.num_cols)
+    writer.line(f"col = np.arange({phase.num_cols})[None, :]")
+    with writer.block(f"for start in range(0, {total}, {step}):"):
+        writer.line(f"row = np.arange(start, min(start + {step}, {total}))[:, None]")
+        _statements(writer, Body(writer, phase, namer, (), axes), program, buffers)
+
+
+def _programs(writer: Writer, program: TileProgram, namer: Namer, buffers: dict[str, str]) -> None:
+    """One program of the grid after the other, phase by phase."""
+    first = program.phases[0]
+    chunks = first.num_chunks
+    with writer.block(f"for pid in range({program.grid[0]}):"):
+        writer.line(f"fixed, chunk = divmod(pid, {chunks})")
+        for number, phase in enumerate(program.phases):
+            if len(program.phases) > 1:
+                writer.blank()
+                writer.comment(f"Phase {number + 1}: {phase.title}")
+            writer.line(f"col = np.arange({phase.num_cols})[None, :]")
+            rows, size = phase.rows_per_chunk, phase.loop_size
+            span = f"chunk * {rows}, min((chunk + 1) * {rows}, {size})" if chunks > 1 else str(size)
+            writer.line(f"row = np.arange({span})[:, None]")
+            _statements(writer, Body(writer, phase, namer, phase.fixed, phase.loop), program, buffers)
+
+
+def _statements(writer: Writer, body: Body, program: TileProgram, buffers: dict[str, str]) -> None:
+    body.buffers, body.dtypes = buffers, {param.name: param.dtype for param in program.params}
+    for one in body.phase.passes:
+        group = 0
+        for item in noted(one):
+            if item.group != group:
+                group = item.group
+                for note in item.notes:
+                    writer.comment(note)
+            body.write(item.statement)

@@ -1,0 +1,193 @@
+"""Index variables and masks of one phase, and the text of the addresses made from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from megafuse.codegen.affine import Run, needed, runs
+from megafuse.codegen.names import Namer
+from megafuse.codegen.program import Affine, Axis, Guard, Level, Phase, TileProgram
+from megafuse.codegen.walk import affines, axis_sizes, has_cols, has_rows, statements
+
+NARROW = 2**30  # a term below this stays in 32 bits even where the sum of a wide buffer's terms does not
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A power-of-two run of columns: its first column, its width, and whether it reaches past the last column."""
+
+    start: int
+    width: int
+    padded: bool
+
+
+@dataclass(frozen=True)
+class Definition:
+    """An index variable to define: ``name = text``."""
+
+    name: str
+    text: str
+
+
+def pieces_of(phase: Phase) -> list[Piece]:
+    """The pieces in which the tile holds its columns; one when they are walked or spread over the grid."""
+    if phase.col_block or phase.col_grid:
+        width = phase.col_block or phase.pieces[0]
+        return [Piece(0, width, phase.num_cols % width != 0)]
+    found, start = [], 0
+    for width in phase.pieces:
+        found.append(Piece(start, width, start + width > phase.num_cols))
+        start += width
+    return found
+
+
+def _cut(flat: str, run: Run) -> str:
+    """Text of a run's index from the flattened index."""
+    text = f"{flat} // {run.below}" if run.below > 1 else flat
+    return f"{text} % {run.size}" if run.first else text
+
+
+class RunNames:
+    """Variables for the runs of one flattened index (program id, rows or columns) that a program uses."""
+
+    def __init__(self, axes: Sequence[Axis], flat: tuple[str, ...], uses: Iterable[Affine], namer: Namer) -> None:
+        self.axes, self.flat = tuple(axes), flat
+        self._names: dict[tuple[int, int], tuple[str, ...]] = {}
+        self._runs: dict[tuple[int, int], Run] = {}
+        for affine in uses:
+            for run in runs(affine, axes):
+                self._add(run, namer)
+
+    def _add(self, run: Run, namer: Namer) -> None:
+        key = (run.first, run.last)
+        if key in self._names:
+            return
+        self._runs[key] = run
+        whole = run.first == 0 and run.below == 1
+        wish = "_".join(axis.name for axis in self.axes[run.first : run.last + 1] if axis.size > 1)
+        self._names[key] = self.flat if whole else namer.claim(wish, len(self.flat))
+
+    def definitions(self, copy: int = 0) -> list[Definition]:
+        """Definitions of all run variables, for one copy of the flattened index."""
+        order = sorted(self._names, key=lambda key: (key[0], -key[1]))
+        flat = self.flat[copy]
+        return [
+            Definition(self._names[key][copy], _cut(flat, self._runs[key]))
+            for key in order
+            if self._names[key] is not self.flat
+        ]
+
+    def terms(self, affine: Affine, copy: int, wide: bool) -> list[str]:
+        """The summands of ``affine`` over these axes."""
+        found = []
+        for run in runs(affine, self.axes):
+            name = self._names[run.first, run.last][copy]
+            big = wide and abs(run.stride) * run.size >= NARROW
+            name = f"{name}.to(tl.int64)" if big else name
+            found.append(name if run.stride == 1 else f"{name} * {run.stride}")
+        return found
+
+
+class Frame:
+    """Everything that turns an ``Affine`` of a phase into text."""
+
+    def __init__(self, program: TileProgram, phase: Phase, fixed: RunNames, chunk: str, namer: Namer) -> None:
+        self.phase, self.fixed, self.chunk = phase, fixed, chunk
+        self.chunks = program.phases[0].num_chunks
+        self.chunk_rows = phase.rows_per_chunk if self.chunks > 1 else phase.loop_size
+        self.params = {param.name: param for param in program.params}
+        self.pieces = pieces_of(phase)
+        self.sizes = axis_sizes(phase)
+        self.ragged = self.chunk_rows % phase.row_tile != 0 or self.chunks * self.chunk_rows != phase.loop_size
+        self.looped = self.chunk_rows > phase.row_tile
+        self.row, self.row_mask = namer.one("row"), namer.one("row_mask")
+        self.cols = namer.claim("col", len(self.pieces))
+        self.col_masks = namer.claim("col_mask", len(self.pieces))
+        uses = [affine for statement in statements(phase) for affine in affines(statement)]
+        self.row_runs = RunNames(phase.loop, (self.row,), uses, namer)
+        self.col_runs = RunNames(phase.cols, self.cols, uses, namer)
+
+    def row_definitions(self, first: str) -> list[Definition]:
+        """The row index of a tile that starts at row ``first`` of the chunk, its mask and its axes."""
+        phase, rows = self.phase, self.chunk_rows
+        start = [f"{self.chunk} * {rows}" if rows > 1 else self.chunk] if self.chunks > 1 else []
+        index = join_sum([*start, *([first] if first else []), f"tl.arange(0, {phase.row_tile})[:, None]"])
+        limit = str(phase.loop_size)
+        if rows % phase.row_tile and self.chunks > 1:
+            end = f"({self.chunk} + 1) * {rows}"
+            limit = end if self.chunks * rows == phase.loop_size else f"tl.minimum({end}, {limit})"
+        own = [Definition(self.row, index), Definition(self.row_mask, f"{self.row} < {limit}")]
+        return own + self.row_runs.definitions()
+
+    def col_definitions(self, first: str) -> list[Definition]:
+        """The column indices of each piece (which start at column ``first``), their masks and their axes."""
+        found = []
+        for at, piece in enumerate(self.pieces):
+            start = [first] if first else [str(piece.start)] if piece.start else []
+            index = join_sum([*start, f"tl.arange(0, {piece.width})[None, :]"])
+            found.append(Definition(self.cols[at], index))
+            found.append(Definition(self.col_masks[at], f"{self.cols[at]} < {self.phase.num_cols}"))
+            found += self.col_runs.definitions(at)
+        return found
+
+    def shape(self, level: Level, piece: int) -> str:
+        """The block shape of a value of ``level`` in column piece ``piece``."""
+        if level is Level.SCALAR:
+            return "()"
+        rows = self.phase.row_tile if has_rows(level) else 1
+        return f"[{rows}, {self.pieces[piece].width if has_cols(level) else 1}]"
+
+    def terms(self, affine: Affine, piece: int, wide: bool = False) -> list[str]:
+        """The summands of ``affine``, the slowest-varying first; constants come last."""
+        found = self.fixed.terms(affine, 0, wide)
+        chunk = sum(stride for name, stride in affine.terms if name == "chunk") if self.chunks > 1 else 0
+        if chunk:
+            big = wide and chunk * self.chunks >= NARROW
+            found.append(f"{self.chunk}{'.to(tl.int64)' if big else ''}" + (f" * {chunk}" if chunk != 1 else ""))
+        found += self.row_runs.terms(affine, 0, wide) + self.col_runs.terms(affine, piece, wide)
+        return found + ([str(affine.const)] if affine.const else [])
+
+    def covers(self, affine: Affine, level: Level) -> bool:
+        """Whether ``affine`` by itself has the block shape of ``level``."""
+        rows = bool(runs(affine, self.phase.loop)) or not has_rows(level)
+        cols = bool(runs(affine, self.phase.cols)) or not has_cols(level)
+        return level is Level.SCALAR or (rows and cols)
+
+    def fit(self, text: str, covered: bool, level: Level, piece: int) -> str:
+        """``text`` broadcast to the block shape of ``level`` unless it has that shape."""
+        return text if covered else f"tl.broadcast_to({text}, {self.shape(level, piece)})"
+
+    def pointer(self, buffer: str, affine: Affine, level: Level, piece: int) -> str:
+        """The address (block) of ``buffer[affine]``."""
+        terms = self.terms(affine, piece, self.params[buffer].wide)
+        return self.fit(join_sum([f"{buffer_name(buffer)}", *terms]), self.covers(affine, level), level, piece)
+
+    def guard_tests(self, guards: Sequence[Guard], piece: int) -> list[str]:
+        """The comparisons of ``guards`` that can fail."""
+        found = []
+        for guard in guards:
+            low, high = needed(guard, self.sizes)
+            index = join_sum(self.terms(guard.index, piece)) or "0"
+            found += [f"({index} >= {guard.lo})"] * low + [f"({index} < {guard.hi})"] * high
+        return found
+
+    def mask(self, level: Level, guards: Sequence[Guard], piece: int) -> str:
+        """The mask of an access: rows, columns and guards that can fail; empty where none can."""
+        parts = [self.row_mask] * (has_rows(level) and self.ragged)
+        parts += [self.col_masks[piece]] * (has_cols(level) and self.pieces[piece].padded)
+        tests = self.guard_tests(guards, piece)
+        if not parts and len(tests) == 1:
+            return tests[0][1:-1]
+        return " & ".join(parts + tests)
+
+
+def buffer_name(param: str) -> str:
+    """The pointer argument of a buffer."""
+    return f"{param}_ptr"
+
+
+def join_sum(terms: Sequence[str]) -> str:
+    """``a + b - c``: terms joined by their signs."""
+    text = "".join(f" - {term[1:]}" if term.startswith("-") else f" + {term}" for term in terms)
+    return text[3:] if text.startswith(" + ") else f"-{text[3:]}" if text else ""

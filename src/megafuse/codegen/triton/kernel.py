@@ -1,0 +1,142 @@
+"""The whole module: imports, helpers, the kernel's signature and docstring, its phases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megafuse.codegen.artifact import KernelSource
+from megafuse.codegen.names import Namer, identifier
+from megafuse.codegen.program import Param, Phase, TileProgram
+from megafuse.codegen.triton.frame import Definition, Frame, RunNames, buffer_name
+from megafuse.codegen.triton.helpers import used_helpers
+from megafuse.codegen.triton.loops import define_used, write_phase
+from megafuse.codegen.triton.statements import Body
+from megafuse.codegen.triton.values import HALVES
+from megafuse.codegen.walk import affines, statements
+from megafuse.codegen.writer import Writer
+
+
+def print_kernel(program: TileProgram) -> KernelSource:
+    """``program`` as a Triton module with one kernel (and the small device functions it calls).
+
+    The kernel takes one pointer per parameter, in order, and no other arguments.
+
+    Raises:
+        ValueError: the program asks for something that has no Triton form; the message names it.
+    """
+    kernel = _kernel_text(program)
+    helpers = used_helpers(kernel)
+    text = "\n\n\n".join([*helpers, kernel])
+    imports = "import triton\nimport triton.language as tl\n"
+    if "libdevice." in text:
+        imports += "from triton.language.extra import libdevice\n"
+    return KernelSource(
+        entry=identifier(program.name),
+        backend="triton",
+        text=f"{imports}\n\n{text}",
+        params=tuple((param.name, param.dtype) for param in program.params),
+        grid=program.grid,
+        num_warps=program.num_warps,
+        num_stages=program.num_stages,
+        writes=tuple(at for at, param in enumerate(program.params) if param.written),
+    )
+
+
+def _kernel_text(program: TileProgram) -> str:
+    writer = Writer()
+    writer.line("@triton.jit")
+    writer.line(f"def {identifier(program.name)}(")
+    for param in program.params:
+        writer.line(f"    {buffer_name(param.name)},  # {_layout(param)}")
+    with writer.block("):"):
+        writer.docstring([*program.doc, _config(program)])
+        _body(writer, program)
+    return writer.text
+
+
+def _body(writer: Writer, program: TileProgram) -> None:
+    """Program-id variables, then the phases with barriers between them."""
+    _check(program)
+    namer = Namer()
+    for param in program.params:
+        namer.one(buffer_name(param.name))
+    grid = _grid_names(program, namer)
+    uses = [index for phase in program.phases for node in statements(phase) for index in affines(node)]
+    fixed = RunNames(program.phases[0].fixed, (grid.fixed,), uses, namer)
+    fast = any(param.dtype in HALVES for param in program.params)
+    inner = writer.part()
+    for number, phase in enumerate(program.phases):
+        frame = Frame(program, phase, fixed, grid.chunk, namer)
+        _phase(inner, program, phase, number, Body(inner, frame, namer, fast))
+    define_used(writer, [*grid.definitions, *fixed.definitions()], inner.text)
+    writer.add(inner)
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """Variables that program id 0 is cut into: the flattened fixed axes and the chunk."""
+
+    fixed: str
+    chunk: str
+    definitions: tuple[Definition, ...]
+
+
+def _grid_names(program: TileProgram, namer: Namer) -> _Grid:
+    first = program.phases[0]
+    pid, chunk = namer.one("pid"), namer.one("chunk")
+    real = [axis.name for axis in first.fixed if axis.size > 1]
+    fixed = namer.one(real[0] if len(real) == 1 else "fixed")
+    chunks, source = first.num_chunks, "tl.program_id(0)"
+    if chunks == 1:
+        return _Grid(fixed, chunk, (Definition(fixed, source),))
+    if not real:
+        return _Grid(fixed, chunk, (Definition(chunk, source),))
+    cut = (Definition(chunk, f"{pid} % {chunks}"), Definition(fixed, f"{pid} // {chunks}"))
+    return _Grid(fixed, chunk, (Definition(pid, source), *cut))
+
+
+def _phase(writer: Writer, program: TileProgram, phase: Phase, number: int, body: Body) -> None:
+    if number:
+        writer.line("tl.debug_barrier()  # what one thread stored, all threads may now load")
+    if len(program.phases) > 1:
+        writer.blank()
+        writer.comment(f"Phase {number + 1}: {phase.title}")
+    write_phase(body, program.num_stages)
+
+
+def _check(program: TileProgram) -> None:
+    first = program.phases[0]
+    for phase in program.phases:
+        if phase.fixed != first.fixed or phase.num_chunks > first.num_chunks:
+            raise ValueError(f"{program.name}: phase {phase.title!r} does not share the grid of the first phase")
+        if phase.col_grid != first.col_grid:
+            raise ValueError(f"{program.name}: phases differ in the use of the second grid axis")
+
+
+def _layout(param: Param) -> str:
+    """Type and shape of a buffer, and its strides where they are not those of a contiguous tensor."""
+    contiguous, step = [], 1
+    for size in reversed(param.shape):
+        contiguous.append(step)
+        step *= size
+    strides = "" if tuple(contiguous[::-1]) == param.strides else f", strides {list(param.strides)}"
+    return f"{'out ' if param.written else ''}{param.dtype.value} {list(param.shape)}{strides}"
+
+
+def _config(program: TileProgram) -> str:
+    """One sentence about the launch and the tiles."""
+    first = program.phases[0]
+    names = [f"{axis.name}={axis.size}" for axis in first.fixed] + [f"chunk={first.num_chunks}"]
+    tiles = []
+    for phase in program.phases:
+        rows = f"{phase.row_tile} of {phase.loop_size} rows"
+        if phase.col_block:
+            cols = f"{phase.num_cols} columns in blocks of {phase.col_block}"
+        elif phase.col_grid:
+            cols = f"{phase.pieces[0]} of {phase.num_cols} columns"
+        else:
+            cols = f"{phase.num_cols} columns as {' + '.join(map(str, phase.pieces))}"
+        tiles.append(f"{rows} ({phase.rows_per_chunk} a program) x {cols}")
+    grid = " x ".join(map(str, program.grid))
+    warps = f"{program.num_warps} warps, {program.num_stages} stages"
+    return f"Grid {grid} ({', '.join(names)}); tile {'; then '.join(tiles)}; {warps}."

@@ -1,0 +1,95 @@
+"""How each pointwise function of ``ir.ops`` is written in Triton, as data.
+
+A template is looked up by the kind of its arguments, most special first: the type itself, then "float" or "int", then
+"any". ``{a}``, ``{b}``, ``{c}`` are operands, ``{t}`` the Triton type of the arguments. Precision:
+
+* fp32 division and square root are IEEE (``div_rn``, ``sqrt_rn``); Triton's ``/`` and ``tl.sqrt`` are approximate;
+* ``tl.log``, ``tl.sin``, ``tl.erf`` and the like compile to libdevice, an ulp or two of fp32;
+* ``tl.exp`` is one ``ex2.approx`` of ``x * log2(e)``, whose relative error grows to ``|x| * 2**-24``: used where a
+  16-bit type is in play (``FAST``), and libdevice's two-step reduction otherwise;
+* ``tl.rsqrt`` is ``rsqrt.approx`` in fp32, as CUDA's own ``rsqrtf`` is; fp64 divides by the exact root.
+"""
+
+from __future__ import annotations
+
+from megafuse.core.dtypes import DType
+
+_LIBDEVICE = (
+    "round:rint trunc expm1 log1p log10 tan tanh erfc asin acos atan sinh cosh asinh acosh atanh lgamma pow fmod atan2 "
+    "copysign hypot"
+)
+_INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^", "shl": "<<", "shr": ">>",
+    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+}  # fmt: skip
+_NAN_WINS = "propagate_nan=tl.PropagateNan.ALL"
+
+
+def _libdevice(entry: str) -> tuple[str, dict[str, str]]:
+    fn, _, name = entry.partition(":")
+    args = "{a}, {b}" if fn in ("pow", "fmod", "atan2", "copysign", "hypot") else "{a}"
+    return fn, {"float": f"libdevice.{name or fn}({args})"}
+
+
+TEMPLATES: dict[str, dict[str, str]] = {
+    **{fn: {"any": f"{{a}} {symbol} {{b}}"} for fn, symbol in _INFIX.items()},
+    **dict(_libdevice(entry) for entry in _LIBDEVICE.split()),
+    "neg": {"any": "-{a}"},
+    "abs": {"any": "tl.abs({a})", "u8": "{a}", "bool": "{a}"},
+    "sign": {"any": "({a} > 0).to({t}) - ({a} < 0).to({t})", "u8": "({a} > 0).to({t})", "bool": "{a}"},
+    "floor": {"float": "tl.floor({a})", "any": "{a}"},
+    "ceil": {"float": "tl.ceil({a})", "any": "{a}"},
+    "not": {"any": "~{a}"},
+    "sqrt": {"f32": "tl.math.sqrt_rn({a})", "f64": "tl.sqrt({a})"},
+    "rsqrt": {"f32": "tl.rsqrt({a})", "f64": "1.0 / tl.sqrt({a})"},
+    "recip": {"f32": "tl.math.div_rn(1.0, {a})", "f64": "1.0 / {a}"},
+    "exp": {"f32": "libdevice.exp({a})", "f64": "tl.exp({a})"},
+    "exp2": {"f32": "tl.exp2({a})", "f64": "tl.exp2({a})"},
+    "log": {"float": "tl.log({a})"},
+    "log2": {"float": "tl.log2({a})"},
+    "sin": {"float": "tl.sin({a})"},
+    "cos": {"float": "tl.cos({a})"},
+    "erf": {"float": "tl.erf({a})"},
+    "sigmoid": {
+        "f32": "tl.math.div_rn(1.0, 1.0 + libdevice.exp(-{a}))",
+        "f64": "1.0 / (1.0 + tl.exp(-{a}))",
+    },
+    "digamma": {"float": "_digamma({a})"},
+    "maximum": {"float": f"tl.maximum({{a}}, {{b}}, {_NAN_WINS})", "any": "tl.maximum({a}, {b})"},
+    "minimum": {"float": f"tl.minimum({{a}}, {{b}}, {_NAN_WINS})", "any": "tl.minimum({a}, {b})"},
+    "div": {"f32": "tl.math.div_rn({a}, {b})", "f64": "{a} / {b}", "any": "{a} // {b}"},
+    "remainder": {"float": "_remainder({a}, {b})", "int": "_remainder_int({a}, {b})", "u8": "{a} % {b}"},
+    "floordiv": {"float": "_floordiv({a}, {b})", "int": "_floordiv_int({a}, {b})", "u8": "{a} // {b}"},
+    "isnan": {"float": "{a} != {a}", "any": "{a} != {a}"},
+    "isinf": {"float": 'tl.abs({a}) == float("inf")', "any": "{a} != {a}"},
+    "where": {"any": "tl.where({a}, {b}, {c})"},
+}
+TEMPLATES["round"]["any"] = TEMPLATES["trunc"]["any"] = "{a}"
+TEMPLATES["fmod"]["any"] = "{a} % {b}"
+TEMPLATES["pow"]["int"] = "_pow_int({a}, {b})"
+TEMPLATES["pow"]["u8"] = "_power({a}, {b})"
+# Bits of bools: their sums and products do not wrap, and their order is that of 0 and 1.
+for _fn, _text in {
+    "add": "{a} | {b}", "mul": "{a} & {b}", "maximum": "{a} | {b}", "minimum": "{a} & {b}", "sub": "{a} ^ {b}",
+    "eq": "{a} == {b}", "ne": "{a} ^ {b}", "lt": "~{a} & {b}", "le": "~{a} | {b}", "gt": "{a} & ~{b}",
+    "ge": "{a} | ~{b}",
+}.items():  # fmt: skip
+    TEMPLATES.setdefault(_fn, {})["bool"] = _text
+
+FAST = {"exp": "tl.exp({a})", "sigmoid": "tl.math.div_rn(1.0, 1.0 + tl.exp(-{a}))"}
+BARE_LITERALS = frozenset("add sub mul eq ne lt le gt ge and or xor shl shr".split())
+
+
+def template(fn: str, dtype: DType, fast: bool) -> str:
+    """The text of ``fn`` on arguments of ``dtype``; ``fast`` allows the errors of ``tl.exp`` in fp32.
+
+    Raises:
+        ValueError: ``fn`` is not defined on this type.
+    """
+    if fast and dtype is DType.F32 and fn in FAST:
+        return FAST[fn]
+    variants = TEMPLATES[fn]
+    for kind in (dtype.value, "float" if dtype.is_float else "int", "any"):
+        if kind in variants:
+            return variants[kind]
+    raise ValueError(f"{fn} is not defined on {dtype.value}")

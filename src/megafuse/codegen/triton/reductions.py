@@ -1,0 +1,173 @@
+"""Reductions in Triton text: over the columns of a tile, over its rows, and running ones inside loops."""
+
+from __future__ import annotations
+
+from megafuse.codegen.program import ColReduce, Level, RowReduce
+from megafuse.codegen.triton.frame import Frame
+from megafuse.codegen.triton.ops import template
+from megafuse.codegen.triton.statements import Body
+from megafuse.codegen.triton.values import TYPES, convert, literal, neutral, plain_literal
+from megafuse.codegen.walk import has_cols, has_rows, result_level
+from megafuse.core.dtypes import DType
+
+_COMBINE = {"max": "_max", "min": "_min", "prod": "_prod"}
+_SMALL = (DType.BOOL, DType.I8, DType.I16, DType.U8)  # reduced as int32
+
+
+def held(dtype: DType) -> DType:
+    """The type in which partial results of a reduction are held."""
+    return DType.I32 if dtype in _SMALL else dtype
+
+
+def tile_values(body: Body, src: str, fn: str, dtype: DType, piece: int, rows: bool) -> str:
+    """``src`` as a reduction takes it: in the type that holds partial results, neutral outside the tile.
+
+    Outside are the rows beyond the loop (``rows``), or the columns beyond the last.
+    """
+    frame, value = body.frame, body.values[src]
+    if rows:
+        mask = frame.row_mask if frame.ragged else ""
+    else:
+        inert = value.pad is not None and value.pad == neutral(fn, value.dtype)
+        mask = frame.col_masks[piece] if frame.pieces[piece].padded and has_cols(value.level) and not inert else ""
+    name = value.name(piece)
+    text = convert(name, value.dtype, held(dtype))
+    if not mask:
+        return text
+    return f"tl.where({mask}, {text}, {literal(neutral(fn, dtype), held(dtype), Level.ROW)})"
+
+
+def combine(fn: str, a: str, b: str) -> str:
+    """Text that combines two partial results of a reduction."""
+    return f"{a} + {b}" if fn == "sum" else f"{a} * {b}" if fn == "prod" else f"{_COMBINE[fn]}({a}, {b})"
+
+
+def reduced(fn: str, text: str, axis: int | None) -> str:
+    """A reduction of a block along ``axis`` (which is kept), or of the whole block to a scalar."""
+    keep = "" if axis is None else ", keep_dims=True"
+    if fn == "sum":
+        return f"tl.sum({text}{'' if axis is None else f', {axis}'}{keep})"
+    return f"tl.reduce({text}, {axis}, {_COMBINE[fn]}{keep})"
+
+
+def final(text: str, dtype: DType) -> str:
+    """A reduction's result, from the type that held the partial results."""
+    return convert(text if text.isidentifier() or dtype not in _SMALL else f"({text})", held(dtype), dtype)
+
+
+def row_reduce(body: Body, node: RowReduce) -> None:
+    """A reduction over the columns held in the tile."""
+    level = result_level(node)
+    if not has_cols(body.values[node.src].level):
+        _constant_reduce(body, node, level)
+        return
+    axis = 1 if level is Level.ROW else None
+    text = ""
+    for piece in range(len(body.frame.pieces)):
+        part = reduced(node.fn, tile_values(body, node.src, node.fn, node.dtype, piece, rows=False), axis)
+        text = combine(node.fn, text, part) if text else part
+    name = body.define(node.dst, level, node.dtype).names[0]
+    body.writer.assign(name, final(text, node.dtype))
+
+
+def _constant_reduce(body: Body, node: RowReduce, level: Level) -> None:
+    """A reduction of one value repeated in every column."""
+    src, count = body.values[node.src].name(0), body.frame.phase.num_cols
+    name = body.define(node.dst, level, node.dtype).names[0]
+    if node.fn in ("max", "min") or node.dtype is DType.BOOL:
+        body.writer.assign(name, src)
+        return
+    number = literal(count, node.dtype, level, bare=node.fn == "sum")
+    text = f"{src} * {number}" if node.fn == "sum" else template("pow", node.dtype, False).format(a=src, b=number)
+    body.writer.assign(name, text)
+
+
+class Running:
+    """A reduction whose partial results live in tiles across the iterations of a loop.
+
+    Over columns (``RowReduce``) the tiles are summed up along axis 1 when the loop is done, over rows along axis 0.
+    """
+
+    def __init__(self, body: Body, node: RowReduce | ColReduce) -> None:
+        self.body, self.node, self.rows = body, node, isinstance(node, ColReduce)
+        self.names: tuple[str, ...] = ()
+
+    @property
+    def _level(self) -> Level:
+        """Level of the partial results: all that the source varies in, and the direction of the loop."""
+        level = self.node.src_level
+        tall = has_rows(level) or self.rows
+        broad = has_cols(level) or not self.rows
+        return Level.TILE if tall and broad else Level.ROW if tall else Level.COL
+
+    def start(self) -> None:
+        """Write the tiles of neutral elements, before the loop."""
+        frame, node = self.body.frame, self.node
+        wish = node.acc if isinstance(node, ColReduce) else f"{node.dst}_acc"
+        copies = len(frame.pieces) if has_cols(self._level) else 1
+        self.names = self.names or self.body.namer.claim(wish, copies)
+        dtype = held(node.dtype)
+        number = plain_literal(neutral(node.fn, node.dtype), dtype)
+        for piece, name in enumerate(self.names):
+            shape = frame.shape(self._level, piece)
+            text = f"tl.zeros({shape}, " if node.fn == "sum" else f"tl.full({shape}, {number}, "
+            self.body.writer.assign(name, f"{text}{TYPES[dtype]})")
+
+    def step(self) -> None:
+        """Write the update, inside the loop."""
+        for piece, name in enumerate(self.names):
+            text = tile_values(self.body, self.node.src, self.node.fn, self.node.dtype, piece, self.rows)
+            symbol = {"sum": "+", "prod": "*"}.get(self.node.fn)
+            line = f"{name} {symbol}= {text}" if symbol else f"{name} = {combine(self.node.fn, name, text)}"
+            self.body.writer.line(line)
+
+    def finish(self) -> None:
+        """Write the final reduction of the tiles, after the loop."""
+        node = self.node
+        if isinstance(node, ColReduce):
+            finish_columns(self.body, node, self.names)
+            return
+        level = result_level(node)
+        name = self.body.define(node.dst, level, node.dtype).names[0]
+        text = reduced(node.fn, self.names[0], 1 if level is Level.ROW else None)
+        self.body.writer.assign(name, final(text, node.dtype))
+
+
+def col_reduce(body: Body, node: ColReduce) -> None:
+    """A reduction over the rows of the only tile."""
+    pieces = range(len(body.frame.pieces) if has_cols(node.src_level) else 1)
+    level = Level.TILE if has_cols(node.src_level) else Level.ROW
+    texts = []
+    for piece in pieces:
+        text = tile_values(body, node.src, node.fn, node.dtype, piece, rows=True)
+        shaped = body.values[node.src].level is level or text.startswith("tl.where")
+        texts.append(body.frame.fit(text, shaped, level, piece))
+    finish_columns(body, node, tuple(texts))
+
+
+def finish_columns(body: Body, node: ColReduce, tiles: tuple[str, ...]) -> None:
+    """Reduce tiles over their rows and store the result."""
+    frame = body.frame
+    wide = has_cols(node.src_level)
+    level = Level.COL if wide else Level.SCALAR
+    names = body.define(f"{node.acc}_total", level, node.dtype).names
+    for piece, (name, tile) in enumerate(zip(names, tiles, strict=True)):
+        flat = wide and frame.phase.row_tile == 1
+        text = tile if flat else reduced(node.fn, tile, 0 if wide else None)
+        body.writer.assign(name, final(text, node.dtype))
+        args = [
+            frame.pointer(node.buffer, node.index, level, piece),
+            convert(name, node.dtype, node.store_dtype),
+        ]
+        mask = frame.mask(level, (), piece)
+        body.writer.call("tl.store(", args + [f"mask={mask}"] * bool(mask))
+
+
+def check_running(frame: Frame, node: ColReduce) -> None:
+    """Refuse a column reduction whose tiles would have to cover every column block at once.
+
+    Raises:
+        ValueError: the columns are walked inside a walk over several row tiles.
+    """
+    if frame.phase.col_block and frame.looped and has_cols(node.src_level):
+        raise ValueError(f"column reduction {node.acc!r}: looped columns allow one row tile per chunk only")

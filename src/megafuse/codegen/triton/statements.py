@@ -1,0 +1,165 @@
+"""One writer per statement kind of the tile program, but for the reductions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from megafuse.codegen.names import Namer
+from megafuse.codegen.program import (
+    Compute,
+    Convert,
+    Index,
+    Inside,
+    Level,
+    Load,
+    Operand,
+    Statement,
+    Store,
+)
+from megafuse.codegen.triton.frame import Frame, join_sum
+from megafuse.codegen.triton.ops import BARE_LITERALS, template
+from megafuse.codegen.triton.values import TYPES, Value, convert, literal, plain_literal
+from megafuse.codegen.walk import has_cols, has_rows
+from megafuse.codegen.writer import Writer
+from megafuse.core.dtypes import DType
+
+
+class Body:
+    """Writes the statements of one phase and knows its values."""
+
+    def __init__(self, writer: Writer, frame: Frame, namer: Namer, fast: bool) -> None:
+        self.writer, self.frame, self.namer, self.fast = writer, frame, namer, fast
+        self.values: dict[str, Value] = {}
+
+    def define(self, dst: str, level: Level, dtype: DType, pad: float | None = None) -> Value:
+        """Name the variables of a new value; a value defined again (in a later pass) keeps its names."""
+        copies = len(self.frame.pieces) if has_cols(level) else 1
+        old = self.values.get(dst)
+        names = old.names if old and old.level is level else self.namer.claim(dst, copies)
+        self.values[dst] = Value(names, level, dtype, pad)
+        return self.values[dst]
+
+    def operand(self, arg: Operand, dtype: DType, level: Level, piece: int, bare: bool = False) -> str:
+        """Text of an operand in one column piece."""
+        return self.values[arg].name(piece) if isinstance(arg, str) else literal(arg, dtype, level, bare)
+
+    def write(self, statement: Statement) -> None:
+        """Write one statement (no reduction), once per column piece where it varies along the columns."""
+        _WRITERS[type(statement)](self, statement)
+
+
+def _load(body: Body, node: Load) -> None:
+    frame = body.frame
+    padded = has_cols(node.level) and any(piece.padded for piece in frame.pieces)
+    value = body.define(node.dst, node.level, node.dtype, float(node.other) if padded else None)
+    for piece, name in enumerate(value.names):
+        args = [frame.pointer(node.buffer, node.index, node.level, piece)]
+        mask = frame.mask(node.level, node.guards, piece)
+        if mask:
+            other = int(node.other) if node.dtype is DType.BOOL else node.other
+            args += [f"mask={mask}", f"other={_other(other, node.dtype)}"]
+        if node.reread:
+            args.append('eviction_policy="evict_last"')
+        tail = ") != 0" if node.dtype is DType.BOOL else ")"
+        body.writer.call(f"{name} = tl.load(", args, tail)
+
+
+def _other(value: float | int, dtype: DType) -> str:
+    if dtype is DType.F64:
+        return literal(value, dtype, Level.SCALAR)
+    return plain_literal(value, DType.I32 if dtype is DType.BOOL else dtype)
+
+
+def _index(body: Body, node: Index) -> None:
+    frame = body.frame
+    value = body.define(node.dst, node.level, node.dtype)
+    for piece, name in enumerate(value.names):
+        terms = frame.terms(node.index, piece, wide=node.dtype is DType.I64)
+        if not terms or terms == [str(node.index.const)]:
+            number = plain_literal(node.index.const, node.dtype)
+            shape = frame.shape(node.level, piece)
+            body.writer.assign(name, f"tl.full({shape}, {number}, {TYPES[node.dtype]})")
+            continue
+        text = join_sum(terms)
+        if node.dtype is not DType.I32:
+            text = convert(text if len(terms) == 1 and text.isidentifier() else f"({text})", DType.I32, node.dtype)
+        body.writer.assign(name, frame.fit(text, frame.covers(node.index, node.level), node.level, piece))
+
+
+def _inside(body: Body, node: Inside) -> None:
+    frame = body.frame
+    value = body.define(node.dst, node.level, DType.BOOL)
+    rows = any(frame.covers(guard.index, Level.ROW) for guard in node.guards)
+    cols = any(frame.covers(guard.index, Level.COL) for guard in node.guards)
+    covered = (rows or not has_rows(node.level)) and (cols or not has_cols(node.level))
+    for piece, name in enumerate(value.names):
+        tests = frame.guard_tests(node.guards, piece)
+        if not tests:
+            body.writer.assign(name, f"tl.full({frame.shape(node.level, piece)}, True, tl.int1)")
+            continue
+        text = tests[0][1:-1] if len(tests) == 1 else " & ".join(tests)
+        body.writer.assign(name, frame.fit(text, covered, node.level, piece))
+
+
+def _compute(body: Body, node: Compute) -> None:
+    value = body.define(node.dst, node.level, node.dtype)
+    text = template(node.fn, node.arg_dtype, body.fast)
+    bare = node.fn in BARE_LITERALS and any(isinstance(arg, str) for arg in node.args)
+    for piece, name in enumerate(value.names):
+        args = [body.operand(arg, node.arg_dtype, node.level, piece, bare) for arg in node.args]
+        if node.fn == "where" and not isinstance(node.args[0], str):
+            args[0] = literal(node.args[0], DType.BOOL, node.level)
+        operands = dict(zip("abc", args, strict=False))
+        body.writer.assign(name, _fit_value(body, node, text.format(**operands, t=TYPES[node.arg_dtype]), piece))
+
+
+def _fit_value(body: Body, node: Compute, text: str, piece: int) -> str:
+    """Broadcast a result whose operands, taken together, vary less than its level says."""
+    levels = [body.values[arg].level for arg in node.args if isinstance(arg, str)]
+    rows, cols = any(map(has_rows, levels)), any(map(has_cols, levels))
+    covered = (rows or not has_rows(node.level)) and (cols or not has_cols(node.level))
+    return body.frame.fit(text, covered or node.level is Level.SCALAR, node.level, piece)
+
+
+def _convert(body: Body, node: Convert) -> None:
+    known = body.values[node.src].pad if isinstance(node.src, str) else None
+    value = body.define(node.dst, node.level, node.dtype, known if known in (0.0, math.inf, -math.inf) else None)
+    for piece, name in enumerate(value.names):
+        if isinstance(node.src, str):
+            text = convert(body.values[node.src].name(piece), node.src_dtype, node.dtype)
+            covered = body.values[node.src].level is node.level
+        else:
+            text = f"tl.full({body.frame.shape(node.level, piece)}, {_full_text(node.src, node.dtype)})"
+            covered = True
+        body.writer.assign(name, body.frame.fit(text, covered, node.level, piece))
+
+
+def _full_text(value: float | int | bool, dtype: DType) -> str:
+    return f"{plain_literal(value, dtype)}, {TYPES[dtype]}"
+
+
+def _store(body: Body, node: Store) -> None:
+    frame = body.frame
+    dtype = frame.params[node.buffer].dtype
+    copies = len(frame.pieces) if has_cols(node.level) else 1
+    for piece in range(copies):
+        if isinstance(node.src, str):
+            value = body.values[node.src]
+            text = convert(value.name(piece), value.dtype, dtype)
+        else:
+            text = _other(node.src, dtype)
+        args = [frame.pointer(node.buffer, node.index, node.level, piece), text]
+        mask = frame.mask(node.level, node.guards, piece)
+        body.writer.call("tl.store(", args + [f"mask={mask}"] * bool(mask))
+
+
+_WRITERS: dict[type, Callable[[Body, Any], None]] = {
+    Load: _load,
+    Index: _index,
+    Inside: _inside,
+    Compute: _compute,
+    Convert: _convert,
+    Store: _store,
+}

@@ -1,0 +1,98 @@
+"""Walks over tile programs: what a statement reads, writes and indexes, and which comments belong to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from megafuse.codegen.program import (
+    Affine,
+    ColReduce,
+    Compute,
+    Convert,
+    Index,
+    Inside,
+    Level,
+    Load,
+    Note,
+    Pass,
+    Phase,
+    RowReduce,
+    Statement,
+    Store,
+)
+
+
+@dataclass(frozen=True)
+class Noted:
+    """A statement with the comments that stand above its group; ``group`` numbers the groups of a pass."""
+
+    statement: Statement
+    notes: tuple[str, ...]
+    group: int
+
+
+def noted(body: Pass) -> list[Noted]:
+    """The statements of a pass, each with its comments."""
+    found: list[Noted] = []
+    notes: tuple[str, ...] = ()
+    group, fresh = 0, True
+    for item in body.body:
+        if isinstance(item, Note):
+            notes, group, fresh = ((*notes, item.text) if fresh else (item.text,)), group + 1, True
+        else:
+            found.append(Noted(item, notes, group))
+            fresh = False
+    return found
+
+
+def reads(statement: Statement) -> tuple[str, ...]:
+    """Names of the values a statement reads."""
+    match statement:
+        case Compute(args=args):
+            return tuple(a for a in args if isinstance(a, str))
+        case Convert(src=src) | RowReduce(src=src) | ColReduce(src=src) | Store(src=src):
+            return (src,) if isinstance(src, str) else ()
+    return ()
+
+
+def result_level(statement: Statement) -> Level:
+    """Level of a statement's result (of what it stores, for a store)."""
+    if isinstance(statement, RowReduce):
+        return Level.ROW if statement.src_level in (Level.TILE, Level.ROW) else Level.SCALAR
+    if isinstance(statement, ColReduce):
+        return Level.COL if statement.src_level in (Level.TILE, Level.COL) else Level.SCALAR
+    return statement.level
+
+
+def affines(statement: Statement) -> Iterator[Affine]:
+    """Every index expression of a statement."""
+    if isinstance(statement, Load | Store):
+        yield from (guard.index for guard in statement.guards)
+        yield statement.index
+    elif isinstance(statement, Index | ColReduce):
+        yield statement.index
+    elif isinstance(statement, Inside):
+        yield from (guard.index for guard in statement.guards)
+
+
+def statements(phase: Phase) -> Iterator[Statement]:
+    """All statements of a phase in order, without the comments."""
+    for body in phase.passes:
+        yield from (item for item in body.body if not isinstance(item, Note))
+
+
+def has_rows(level: Level) -> bool:
+    """Whether a value of this level varies along the rows."""
+    return level in (Level.ROW, Level.TILE)
+
+
+def has_cols(level: Level) -> bool:
+    """Whether a value of this level varies along the columns."""
+    return level in (Level.COL, Level.TILE)
+
+
+def axis_sizes(phase: Phase) -> dict[str, int]:
+    """Size of each axis that an index of this phase may name."""
+    sizes = {axis.name: axis.size for axis in (*phase.fixed, *phase.loop, *phase.cols)}
+    return {**sizes, "chunk": phase.num_chunks}

@@ -1,0 +1,111 @@
+"""A small writer of formatted Python text: indentation, wrapped calls, comments and docstrings."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+LINE = 120
+
+
+class Writer:
+    """Collects lines; ``with w.block("for ...:")`` indents. Lines come out as ruff's formatter would leave them."""
+
+    def __init__(self, depth: int = 0) -> None:
+        self._lines: list[str] = []
+        self._depth = depth
+
+    def part(self) -> Writer:
+        """An empty writer at the present depth, for text that is added later with ``add``."""
+        return Writer(self._depth)
+
+    def add(self, part: Writer) -> None:
+        """Append what ``part`` holds."""
+        self._lines += part._lines
+
+    @property
+    def text(self) -> str:
+        """Everything written so far."""
+        return "\n".join(self._lines) + "\n"
+
+    def line(self, text: str = "") -> None:
+        """One line at the present depth."""
+        self._lines.append("    " * self._depth + text if text else "")
+
+    def blank(self) -> None:
+        """An empty line, but none after another or at the start of a block."""
+        if self._lines and self._lines[-1] and not self._lines[-1].endswith(":"):
+            self._lines.append("")
+
+    def raw(self, text: str) -> None:
+        """Ready text, line by line."""
+        for line in text.rstrip("\n").split("\n"):
+            self.line(line)
+
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        """A compound statement: its head, then the body one level deeper."""
+        self.line(head)
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+    def comment(self, text: str) -> None:
+        """A comment, wrapped to the line width."""
+        for line in textwrap.wrap(text, LINE - 4 * self._depth - 2, break_long_words=False) or [""]:
+            self.line(f"# {line}".rstrip())
+
+    def docstring(self, paragraphs: Sequence[str]) -> None:
+        """A docstring: the first paragraph is its summary, the others follow after an empty line."""
+        width = LINE - 4 * self._depth
+        safe = [p.replace("\\", "\\\\").replace('"""', "'''").rstrip() for p in paragraphs] or [""]
+        lines: list[str] = []
+        for at, paragraph in enumerate(safe):
+            lines += [""] * (at == 1)
+            lines += textwrap.wrap(paragraph, width - 3 if at == 0 else width, break_long_words=False) or [""]
+        if len(lines) == 1 and len(lines[0]) <= width - 6 and not lines[0].endswith('"'):
+            self.line(f'"""{lines[0]}"""')
+            return
+        self.line(f'"""{lines[0]}')
+        for text in lines[1:]:
+            self.line(text)
+        self.line('"""')
+
+    def call(self, head: str, args: Sequence[str], tail: str = ")") -> None:
+        """``head + args + tail`` (``head`` ends with the opening bracket), wrapped as the formatter wraps a call."""
+        room = LINE - 4 * self._depth
+        flat = ", ".join(args)
+        if len(head) + len(flat) + len(tail) <= room:
+            self.line(f"{head}{flat}{tail}")
+            return
+        self.line(head)
+        if len(flat) <= room - 4:
+            self.line(f"    {flat}")
+        else:
+            for arg in args:
+                self.line(f"    {arg},")
+        self.line(tail)
+
+    def assign(self, name: str, value: str) -> None:
+        """``name = value``, in parentheses on lines of their own where it is too long for one line."""
+        if len(name) + 3 + len(value) <= LINE - 4 * self._depth:
+            self.line(f"{name} = {value}")
+            return
+        self.line(f"{name} = (")
+        for part in _split_operands(value):
+            self.line(f"    {part}")
+        self.line(")")
+
+
+def _split_operands(text: str) -> list[str]:
+    """Cut a long expression before its top-level binary operators, as the formatter does."""
+    depth, start, parts = 0, 0, []
+    for at, char in enumerate(text):
+        depth += (char in "([") - (char in ")]")
+        if depth == 0 and char == " " and text[at + 1 : at + 3] in ("& ", "+ ", "| "):
+            parts.append(text[start:at])
+            start = at + 1
+    return [*parts, text[start:]]

@@ -1,0 +1,95 @@
+"""The driver: every stage in order. The only module that knows more than one of them.
+
+    capture -> rewrite -> cover -> step -> tile programs -> text
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from megafuse.capture.api import capture
+from megafuse.capture.types import Captured
+from megafuse.codegen.artifact import Artifact, KernelSource
+from megafuse.codegen.host import print_host
+from megafuse.codegen.lower import lower_kernel
+from megafuse.codegen.numpy import print_kernel as print_numpy
+from megafuse.codegen.program import TileProgram
+from megafuse.codegen.triton import print_kernel as print_triton
+from megafuse.core.device import DeviceSpec
+from megafuse.core.errors import InputError
+from megafuse.fusion.plan import Cover
+from megafuse.fusion.planner import plan_cover
+from megafuse.ir.graph import Graph
+from megafuse.ir.rewrite import rewrite
+from megafuse.ir.rules import SIMPLIFY
+from megafuse.ir.rules_concat import CONCAT_RULES
+from megafuse.ir.verify import verify
+from megafuse.schedule.step import build_step, wanted_strides
+from megafuse.schedule.types import Step
+
+PRINTERS: dict[str, Callable[[TileProgram], KernelSource]] = {"triton": print_triton, "numpy": print_numpy}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Every intermediate value of one compilation; ``seconds`` by stage."""
+
+    captured: Captured
+    graph: Graph
+    cover: Cover
+    step: Step
+    programs: tuple[TileProgram, ...]
+    device: DeviceSpec
+    seconds: dict[str, float] = field(default_factory=dict, compare=False)
+
+    def artifact(self, backend: str) -> Artifact:
+        """Kernel and launch text for ``backend`` ("triton" or "numpy").
+
+        Raises:
+            InputError: no such back end.
+        """
+        if backend not in PRINTERS:
+            raise InputError(f"unknown back end {backend!r}", hint=f"use one of {', '.join(PRINTERS)}")
+        kernels = tuple(PRINTERS[backend](p) for p in self.programs)
+        host = print_host(self.step, [k.entry for k in kernels], tangent_base=len(self.captured.leaves))
+        return Artifact(kernels, host)
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def time(self, stage: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run one stage and note how long it took."""
+        start = time.perf_counter()
+        out = fn(*args, **kwargs)
+        self.seconds[stage] = time.perf_counter() - start
+        return out
+
+
+def compile_call(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], device: DeviceSpec, *, strict: bool = False
+) -> Compiled:
+    """Run all stages up to tile programs for one example call.
+
+    Raises:
+        CaptureError, InputError, UnsupportedError: see :func:`megafuse.capture.api.capture`.
+        VerifyError: a stage broke an invariant (a bug in megafuse).
+    """
+    clock = _Clock()
+    captured: Captured = clock.time("capture", capture, fn, args, kwargs, strict=strict)
+    verify(captured.graph)
+    graph: Graph = clock.time("rewrite", rewrite, captured.graph, (*SIMPLIFY, *CONCAT_RULES), "simplify")
+    verify(graph)
+    cover: Cover = clock.time("fusion", plan_cover, graph, wanted_strides(graph, captured.out_strides), device)
+    step: Step = clock.time("schedule", build_step, cover, device)
+    programs = clock.time("codegen", _lower, step)
+    return Compiled(captured, graph, cover, step, programs, device, clock.seconds)
+
+
+def _lower(step: Step) -> tuple[TileProgram, ...]:
+    buffers = {b.name: b for b in step.buffers}
+    return tuple(lower_kernel(k, buffers, step.names) for k in step.kernels)

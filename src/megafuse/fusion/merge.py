@@ -1,0 +1,88 @@
+"""Join two nests into one, or say why not."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import replace
+
+from megafuse.fusion.align import SplitRequest, alignments
+from megafuse.ir.nest import Nest, Root, Space
+from megafuse.ir.trace import NestError, Trace, trace_nest
+from megafuse.ir.graph import Node
+
+MAX_SPLITS = 8
+
+
+def merge_nests(first: Trace, second: Trace, materialised: Set[Node]) -> list[Trace]:
+    """All legal merges of two traced nests (in the first's axes).
+
+    Raises:
+        NestError: there is none; the text gives the first reason met.
+    """
+    merged: list[Trace] = []
+    reasons: list[str] = []
+    _try_merges(first, second, materialised, merged, reasons, MAX_SPLITS)
+    if not merged:
+        raise NestError(reasons[0] if reasons else "they touch no value at indices that match")
+    return merged
+
+
+def _try_merges(
+    first: Trace, second: Trace, materialised: Set[Node], merged: list[Trace], reasons: list[str], budget: int
+) -> None:
+    for aligned in alignments(first, second):
+        if isinstance(aligned, SplitRequest):
+            if budget:
+                pair = [first, second]
+                pair[aligned.which] = trace_nest(pair[aligned.which].nest.split(aligned.axis, aligned.inner), materialised)
+                _try_merges(pair[0], pair[1], materialised, merged, reasons, budget - 1)
+                if merged:
+                    return
+            continue
+        for space in _spaces(first.nest, aligned):
+            try:
+                merged.append(trace_nest(join(first.nest, aligned, space), materialised))
+            except NestError as error:
+                reasons.append(str(error))
+
+
+def _spaces(first: Nest, second: Nest) -> list[Space]:
+    """Divisions of the common axes into rows and columns worth trying."""
+    if first.flexible and not second.flexible:
+        return [second.space]
+    if not first.flexible and second.flexible:
+        return [first.space]
+    out = [first.space, second.space]
+    return out[:1] if set(out[0].rows) == set(out[1].rows) and set(out[0].cols) == set(out[1].cols) else out
+
+
+def join(first: Nest, second: Nest, space: Space) -> Nest:
+    """The roots of both nests over ``space``, each reduction turned the way the space asks.
+
+    Raises:
+        NestError: a root does not walk the space, or reduces over rows and columns at once.
+    """
+    anchors = {r.anchor for r in first.roots}
+    roots = [*first.roots, *(r for r in second.roots if r.anchor not in anchors)]
+    flexible = first.flexible and second.flexible
+    return Nest(space, tuple(orient(r, space) for r in roots), flexible)
+
+
+def orient(root: Root, space: Space) -> Root:
+    """Make a root a row or a column reduction of ``space``; check that it walks the whole space.
+
+    Raises:
+        NestError: it does neither.
+    """
+    rows, cols = space.row_names, space.col_names
+    name = repr(root.anchor.value)
+    if root.axes != rows | cols and root.axes != rows:
+        raise NestError(f"{name} is made over other axes than this nest walks")
+    reduced = root.reduced_axes
+    if root.arg_index is None:
+        return root
+    if reduced == cols and root.axes == rows | cols:
+        return replace(root, by_rows=False)
+    if reduced <= rows:
+        return replace(root, by_rows=True)
+    raise NestError(f"{name} reduces over rows and columns of this nest at once")

@@ -1,0 +1,193 @@
+"""A captured step as one node of PyTorch's autograd graph.
+
+* **Saved tensors** all go through ``save_for_backward``: an in-place change of one before backward raises as in eager
+  mode, and saved-tensor hooks (activation checkpointing, offloading) see them.
+* **Early death**: unless the graph is kept (``retain_graph=True``), the node drops its saved tensors when backward
+  starts, and launch code frees each after its last use. Where the graph is kept, saved tensors that backward would
+  write over are copied first.
+* **Gradients** are returned with no second reference, so that ``AccumulateGrad`` takes them over instead of cloning.
+* **Double backward**: with grad mode on inside backward (``create_graph=True``) the original callable runs again under
+  autograd, and its gradients, differentiable once more, are returned.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megafuse.core.errors import LaunchError
+from megafuse.runtime.step import LoadedStep
+
+Original = Callable[..., Sequence[Tensor | None]]
+_keep_graph: Callable[[], bool] | None = getattr(
+    getattr(torch._C, "_autograd", None), "_get_current_graph_task_keep_graph", None
+)
+
+
+@dataclass(frozen=True)
+class StepSpec:
+    """How a loaded step meets autograd.
+
+    ``tangent_of[j]``: the forward output whose cotangent the j-th tangent is. ``grad_of[j]``: the input to which the
+    j-th gradient belongs. ``differentiable[i]``: the user's output i requires grad. ``num_inputs``: tensors given to
+    the step. ``mutations``: (input, output) pairs; the output, a forward output behind the user's own, is the input's
+    new value. ``original(*inputs)`` returns the user's outputs under autograd, for double backward only.
+    ``keep_inputs`` holds on to all inputs for that; otherwise inputs that the step does not save are found again only
+    if somebody else keeps them alive.
+    """
+
+    step: LoadedStep
+    num_inputs: int
+    differentiable: tuple[bool, ...]
+    tangent_of: tuple[int, ...] = ()
+    grad_of: tuple[int, ...] = ()
+    mutations: tuple[tuple[int, int], ...] = ()
+    original: Original | None = None
+    keep_inputs: bool = False
+    unsaved: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        unsaved = tuple(i for i in range(self.num_inputs) if i not in self.step.saved_inputs)
+        object.__setattr__(self, "unsaved", unsaved)
+
+
+def apply(spec: StepSpec, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+    """Run a step on its inputs, recorded by autograd where grad mode is on and the step has a backward.
+
+    Returns the user's forward outputs, then nothing: new values of mutated inputs are written to those inputs.
+    """
+    if spec.step.has_backward and torch.is_grad_enabled():
+        outputs = _FusedStep.apply(spec, *tensors)
+    else:
+        outputs = _infer(spec, tensors)
+    return _mutate(spec, tensors, outputs) if spec.mutations else outputs
+
+
+def _infer(spec: StepSpec, tensors: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+    """Forward alone; what it saved is dropped at once."""
+    with torch.no_grad():
+        return tuple(spec.step.forward(list(tensors))[0])
+
+
+def _mutate(spec: StepSpec, tensors: Sequence[Tensor], outputs: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
+    with torch.no_grad():
+        for position, output in spec.mutations:
+            tensors[position].copy_(outputs[output])
+    return outputs[: len(outputs) - len(spec.mutations)]
+
+
+class _FusedStep(torch.autograd.Function):
+    """The node. ``ctx.others`` finds the inputs that are not saved again, for double backward."""
+
+    @staticmethod
+    def forward(ctx: Any, spec: StepSpec, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        outputs, saved = spec.step.forward(list(tensors))
+        ctx.spec = spec
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*saved)
+        ctx.mark_non_differentiable(
+            *[o for o, wanted in zip(outputs, spec.differentiable, strict=False) if o is not None and not wanted],
+            *[o for o in outputs[len(spec.differentiable) :] if o is not None],
+        )
+        if spec.original is not None:
+            ctx.others = [tensors[i] if spec.keep_inputs else weakref.ref(tensors[i]) for i in spec.unsaved]
+            ctx.versions = [tensors[i]._version for i in spec.unsaved]
+            ctx.autocast = _autocast_state(spec.step.device.type)
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            return None, *_differentiable_gradients(ctx, tangents)
+        return None, *_gradients(ctx, [tangents[i] for i in ctx.spec.tangent_of])
+
+
+def _gradients(ctx: Any, tangents: list[Tensor | None]) -> list[Tensor | None]:
+    spec: StepSpec = ctx.spec
+    saved = _take_saved(ctx, spec.step.overwritten)
+    grads = spec.step.backward(saved, tangents)
+    if spec.grad_of == tuple(range(spec.num_inputs)):
+        return grads
+    by_input: list[Tensor | None] = [None] * spec.num_inputs
+    for position in reversed(range(len(grads))):
+        by_input[spec.grad_of[position]] = grads.pop()
+    return by_input
+
+
+def _take_saved(ctx: Any, overwritten: tuple[int, ...]) -> list[Tensor | None]:
+    """The saved tensors. Unless the graph is kept, the node forgets them; where it is, those at risk are copied."""
+    saved = list(ctx.saved_tensors)
+    if _keep_graph is None or _keep_graph():
+        for position in overwritten:
+            saved[position] = saved[position].clone()
+    elif hasattr(ctx, "maybe_clear_saved_tensors"):
+        ctx.maybe_clear_saved_tensors()
+    return saved
+
+
+def _differentiable_gradients(ctx: Any, tangents: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+    """Gradients by every input through the original callable, themselves differentiable.
+
+    Each input enters as an alias of its own, so that an input which is computed from another one does not count twice.
+    """
+    spec: StepSpec = ctx.spec
+    if spec.original is None:
+        raise LaunchError(
+            "this fused step cannot be differentiated twice: it was made without the original callable",
+            hint="use the unfused module where create_graph=True is needed",
+        )
+    inputs = _all_inputs(ctx)
+    with torch.enable_grad(), ctx.autocast():
+        aliases = [t.view_as(t) if t.requires_grad else t for t in inputs]
+        outputs = spec.original(*aliases)
+        pairs = zip(outputs, tangents, strict=False)
+        roots = [(o, g) for o, g in pairs if o is not None and g is not None and o.requires_grad]
+        wanted = [i for i, t in enumerate(aliases) if t.requires_grad]
+        grads: list[Tensor | None] = [None] * spec.num_inputs
+        if not roots or not wanted:
+            return grads
+        found = torch.autograd.grad(
+            [o for o, _ in roots],
+            [aliases[i] for i in wanted],
+            [g for _, g in roots],
+            create_graph=True,
+            allow_unused=True,
+        )
+    for position, grad in zip(wanted, found, strict=True):
+        grads[position] = grad
+    return grads
+
+
+def _all_inputs(ctx: Any) -> list[Tensor]:
+    """The step's inputs as given, each connected to its own history."""
+    spec: StepSpec = ctx.spec
+    saved = ctx.saved_tensors
+    inputs: list[Any] = [None] * spec.num_inputs
+    for place, position in enumerate(spec.step.saved_inputs):
+        if position >= 0:
+            inputs[position] = saved[place]
+    for position, held, version in zip(spec.unsaved, ctx.others, ctx.versions, strict=True):
+        tensor = held() if isinstance(held, weakref.ref) else held
+        if tensor is None or tensor._version != version:
+            state = "no longer exists" if tensor is None else "was changed in place"
+            raise LaunchError(
+                f"double backward needs input {position} of the fused step, which {state}",
+                hint="fuse with double_backward=True, which keeps all inputs, and do not change them before backward",
+            )
+        inputs[position] = tensor
+    return inputs
+
+
+def _autocast_state(device_type: str) -> Callable[[], AbstractContextManager[Any]]:
+    """A maker of the autocast context in force now."""
+    if not torch.is_autocast_enabled(device_type):
+        return nullcontext
+    dtype = torch.get_autocast_dtype(device_type)
+    cache = torch.is_autocast_cache_enabled()
+    return lambda: torch.autocast(device_type, dtype=dtype, cache_enabled=cache)

@@ -1,0 +1,106 @@
+"""Compiling kernels without a GPU: registers, spills and shared memory of each, from child processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megafuse.codegen.artifact import KernelSource
+from megafuse.core.dtypes import DType
+from megafuse.core.errors import TargetError
+from megafuse.runtime import cachedir
+
+_POINTERS = {
+    DType.F64: "*fp64", DType.F32: "*fp32", DType.BF16: "*bf16", DType.F16: "*fp16", DType.I64: "*i64",
+    DType.I32: "*i32", DType.I16: "*i16", DType.I8: "*i8", DType.U8: "*u8", DType.BOOL: "*i1",
+}  # fmt: skip
+_WORKER = Path(__file__).with_name("shim_worker.py")
+
+
+@dataclass(frozen=True)
+class CompileReport:
+    """What compiling one kernel gave. ``error`` says why there is nothing else, or is empty.
+
+    ``registers`` per thread; ``spills``: bytes of stack per thread (0: nothing spilled); ``shared``: bytes per program;
+    ``seconds``: compile time, near 0 where Triton's own cache had the kernel.
+    """
+
+    entry: str
+    digest: str
+    arch: int
+    registers: int = 0
+    spills: int = 0
+    shared: int = 0
+    seconds: float = 0.0
+    ptx_bytes: int = 0
+    cubin_bytes: int = 0
+    error: str = ""
+
+
+def compile_offline(
+    sources: Sequence[KernelSource], arch: int = 90, *, processes: int = 2, seconds_per_kernel: float = 60.0
+) -> list[CompileReport]:
+    """Compile Triton ``sources`` for compute capability ``arch`` (90: sm_90), one report each, in order.
+
+    The work runs in ``processes`` child processes at once, so Triton's interpreter switch and a compiler crash stay
+    there. A kernel that crashes the compiler or takes longer than ``seconds_per_kernel`` gets a report with an error.
+
+    Raises:
+        TargetError: a source is not Triton text.
+    """
+    for source in sources:
+        if source.backend != "triton":
+            raise TargetError(f"kernel {source.entry} is {source.backend} text, which has no offline compiler")
+    count = max(1, min(processes, len(sources)))
+    shares = [list(sources[i::count]) for i in range(count)]
+    with ThreadPoolExecutor(count) as pool:
+        done = list(pool.map(lambda share: _compile_share(share, arch, seconds_per_kernel), shares))
+    return [done[i % count][i // count] for i in range(len(sources))]
+
+
+def _compile_share(sources: list[KernelSource], arch: int, limit: float) -> list[CompileReport]:
+    """One child after another until all are done; a child that ends early has failed on its first unfinished kernel."""
+    reports: list[CompileReport] = []
+    while len(reports) < len(sources):
+        rest = sources[len(reports) :]
+        lines, trouble = _run_worker(rest, arch, limit)
+        reports += [CompileReport(s.entry, s.digest, arch, **line) for s, line in zip(rest, lines, strict=False)]
+        if len(lines) < len(rest):
+            source = rest[len(lines)]
+            reports.append(CompileReport(source.entry, source.digest, arch, error=trouble))
+    return reports
+
+
+def _run_worker(sources: list[KernelSource], arch: int, limit: float) -> tuple[list[dict[str, Any]], str]:
+    """Results of the kernels that the child finished, and what went wrong with the next."""
+    work = json.dumps({"arch": arch, "kernels": [_job(s) for s in sources]})
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, str(_WORKER)]
+    try:
+        done = subprocess.run(
+            command, input=work, env=env, capture_output=True, text=True, timeout=limit * len(sources), check=False
+        )
+        output, trouble = done.stdout, f"compiler process ended with {done.returncode}: {done.stderr.strip()[-400:]}"
+    except subprocess.TimeoutExpired as late:
+        raw = late.stdout or b""
+        output, trouble = raw.decode() if isinstance(raw, bytes) else raw, f"compilation took longer than {limit:.0f} s"
+    lines = [json.loads(line) for line in output.split("\n")[:-1] if line.startswith("{")]
+    return lines, trouble
+
+
+def _job(source: KernelSource) -> dict[str, Any]:
+    path = cachedir.write_text(f"sources/{source.entry}_{source.digest}.py", source.text)
+    return {
+        "path": str(path),
+        "entry": source.entry,
+        "params": [_POINTERS[dtype] for _, dtype in source.params],
+        "num_warps": source.num_warps,
+        "num_stages": source.num_stages,
+    }

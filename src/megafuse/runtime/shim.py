@@ -1,0 +1,225 @@
+"""Everything that differs between Triton versions about launching a kernel, from 3.2 to 3.9.
+
+The plain road is ``kernel[grid](...)``: 9 to 15 us of host time. The fast road calls the compiled kernel's own C
+launcher with addresses. It skips Triton's hooks and its specialisation on alignment, so it is taken only for versions
+whose launcher is known (3.6, 3.9), while no hook listens, and with one compiled variant for each pattern of 16-byte
+alignment of the pointers. Whatever is not as known falls back to the plain road.
+
+``shim_worker.py`` is the other place with version differences: offline compilation in a process of its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megafuse.codegen.artifact import KernelSource
+from megafuse.core.dtypes import DType
+from megafuse.core.errors import TargetError
+from megafuse.runtime.loading import load_module
+
+Launcher = Callable[..., None]
+Bound = Callable[[list[int]], Any]
+_ALIGN = 15  # pointers whose low four bits are zero are 16-byte aligned
+
+
+def triton_version() -> tuple[int, int]:
+    """Major and minor version of the installed Triton.
+
+    Raises:
+        TargetError: Triton is not installed.
+    """
+    major, minor = _triton().__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def interpreting() -> bool:
+    """True when ``TRITON_INTERPRET=1`` makes Triton run kernels on the CPU; it is read when a kernel is defined."""
+    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
+
+
+def cuda_launcher(source: KernelSource) -> Launcher:
+    """``launch(*tensors)``: runs a Triton kernel on the tensors' device, on its current stream.
+
+    Compilation happens at the first launch for each device and alignment pattern. An empty grid launches nothing.
+
+    Raises:
+        TargetError: Triton is missing, or interprets kernels in this process.
+    """
+    if interpreting():
+        raise TargetError("TRITON_INTERPRET=1 is set: Triton kernels would not run on the GPU", hint="unset it")
+    kernel = _entry(source)
+    if 0 in source.grid:
+        return lambda *tensors: None
+    return _Launch(kernel, source).launcher()
+
+
+def interpreted_launcher(source: KernelSource) -> Launcher:
+    """``launch(*tensors)`` on CPU tensors through Triton's interpreter: fp64, fp32, fp16 and integers.
+
+    Raises:
+        TargetError: the process was not started with ``TRITON_INTERPRET=1``, or the kernel has bf16 arguments, on which
+            Triton's interpreter computes wrong numbers without a word.
+    """
+    if not interpreting():
+        raise TargetError(
+            "Triton's interpreter is off", hint="start the process with TRITON_INTERPRET=1 (it is read at import)"
+        )
+    wrong = [name for name, dtype in source.params if dtype is DType.BF16]
+    if wrong:
+        raise TargetError(
+            f"kernel {source.entry}: Triton's interpreter is wrong in bf16 (arguments {', '.join(wrong)})",
+            hint="interpret in fp32 or fp16, or use the kernel's NumPy text, which is right in bf16",
+        )
+    kernel = _entry(source)
+    if 0 in source.grid:
+        return lambda *tensors: None
+    return lambda *tensors: kernel[source.grid](*[t.detach() for t in tensors])
+
+
+def _triton() -> Any:
+    try:
+        import triton
+    except ImportError as error:
+        raise TargetError("Triton is not installed", hint="pip install triton") from error
+    return triton
+
+
+def _entry(source: KernelSource) -> Any:
+    _triton()
+    return getattr(load_module(source.text, source.entry), source.entry)
+
+
+class _Launch:
+    """Launches of one kernel.
+
+    ``variants`` holds, by device and alignment pattern, a bound fast launch, or None for the plain road.
+    """
+
+    def __init__(self, kernel: Any, source: KernelSource) -> None:
+        self.kernel, self.source = kernel, source
+        self.variants: dict[Any, Bound | None] = {}
+        self.hooked = _hook_probe(kernel)
+        self.current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+
+    def launcher(self) -> Launcher:
+        """The function that launch code calls."""
+        variants, hooked, current_device, first = self.variants, self.hooked, self.current_device, self.first
+        address = Tensor.data_ptr
+
+        def launch(*tensors: Tensor) -> None:
+            pointers = [address(t) for t in tensors]
+            low = 0
+            for pointer in pointers:
+                low |= pointer
+            device = tensors[0].get_device()
+            key = (device, tuple(p & _ALIGN == 0 for p in pointers)) if low & _ALIGN else device
+            bound = variants.get(key)
+            if bound is None or hooked() or current_device() != device:
+                first(key, device, tensors)
+            else:
+                bound(pointers)
+
+        return launch
+
+    def first(self, key: Any, device: int, tensors: tuple[Tensor, ...]) -> None:
+        """The plain road: first launch of a variant, hooks, or another current device."""
+        with torch.cuda.device(device):
+            compiled = self.plain(*tensors)
+            if key not in self.variants:
+                self.variants[key] = bind(compiled, self.kernel, self.source, device)
+
+    def plain(self, *tensors: Tensor) -> Any:
+        """Launch as any Triton user does; returns the compiled kernel."""
+        src = self.source
+        return self.kernel[src.grid](*tensors, num_warps=src.num_warps, num_stages=src.num_stages)
+
+
+def bind(compiled: Any, kernel: Any, source: KernelSource, device: int) -> Bound | None:
+    """The fast launch of a compiled kernel, or None where this Triton is not one whose launcher is known."""
+    binder = _BINDERS.get(triton_version())
+    stream_of: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    if binder is None or stream_of is None or compiled is None:
+        return None
+    try:
+        return binder(compiled, (*source.grid, 1), lambda: stream_of(device), _constants(kernel, source))
+    except (AttributeError, TypeError, ValueError):
+        return None
+
+
+def _constants(kernel: Any, source: KernelSource) -> tuple[Any, ...]:
+    """Values of the kernel's parameters after the pointers: constexprs, each with a default."""
+    tail = list(inspect.signature(kernel.fn).parameters.values())[len(source.params) :]
+    if any(p.default is inspect.Parameter.empty for p in tail):
+        raise TypeError("a parameter after the pointers has no default")
+    return tuple(p.default for p in tail)
+
+
+def _scratch_free(run: Any) -> bool:
+    return run.global_scratch_size == 0 and run.profile_scratch_size == 0
+
+
+def _bind_36(compiled: Any, grid: tuple[int, ...], stream: Callable[[], int], tail: tuple[Any, ...]) -> Bound | None:
+    """3.6: a C function per signature.
+
+    ``launch(gx, gy, gz, stream, function, cooperative, pdl, scratch, profile scratch, metadata, launch metadata, enter
+    hook, exit hook, *arguments)``
+    """
+    run = compiled.run
+    if not _scratch_free(run):
+        return None
+    launch, function, packed = run.launch, compiled.function, compiled.packed_metadata
+    cooperative, pdl = run.launch_cooperative_grid, run.launch_pdl
+    gx, gy, gz = grid
+
+    def bound(pointers: list[int]) -> None:
+        launch(gx, gy, gz, stream(), function, cooperative, pdl, None, None, packed, None, None, None, *pointers, *tail)
+
+    return bound
+
+
+def _bind_39(compiled: Any, grid: tuple[int, ...], stream: Callable[[], int], tail: tuple[Any, ...]) -> Bound | None:
+    """3.9: one C function for all signatures.
+
+    ``launch(gx, gy, gz, stream, function, cooperative, pdl, metadata, launch metadata, enter hook, exit hook, scratch,
+    profile scratch, annotations, signature, arguments)``
+    """
+    run = compiled.run
+    if not _scratch_free(run) or run.gsan_enabled:
+        return None
+    launch, function, packed = run.launch, compiled.function, compiled.packed_metadata
+    cooperative, pdl = run.launch_cooperative_grid, run.launch_pdl
+    notes, signature = run.arg_annotations, run.kernel_signature
+    gx, gy, gz = grid
+
+    def bound(pointers: list[int]) -> None:
+        launch(
+            gx, gy, gz, stream(), function, cooperative, pdl, packed, None, None, None, None, None, notes, signature,
+            (*pointers, *tail),
+        )  # fmt: skip
+
+    return bound
+
+
+_BINDERS = {(3, 6): _bind_36, (3, 9): _bind_39}
+
+
+def _hook_probe(kernel: Any) -> Callable[[], bool]:
+    """A function that says whether anything wants to see launches (profilers), so that the plain road must be taken."""
+    runtime = getattr(getattr(_triton(), "knobs", None), "runtime", None)
+    if runtime is None or not hasattr(runtime, "launch_enter_hook") or not hasattr(kernel, "pre_run_hooks"):
+        return lambda: True
+
+    def hooked() -> bool:
+        enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+        heard = (enter is not None and getattr(enter, "calls", True)) or (
+            leave is not None and getattr(leave, "calls", True)
+        )
+        return bool(heard or kernel.pre_run_hooks)
+
+    return hooked

@@ -1,0 +1,97 @@
+"""Tensor helpers of launch code: allocation, views, layouts, and element types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megafuse.core.dtypes import DType
+from megafuse.core.errors import LaunchError
+
+TORCH_DTYPES: dict[DType, torch.dtype] = {
+    DType.F64: torch.float64, DType.F32: torch.float32, DType.BF16: torch.bfloat16, DType.F16: torch.float16,
+    DType.I64: torch.int64, DType.I32: torch.int32, DType.I16: torch.int16, DType.I8: torch.int8,
+    DType.U8: torch.uint8, DType.BOOL: torch.bool,
+}  # fmt: skip
+DTYPE_TOKENS: dict[str, torch.dtype] = {
+    "bool_" if d is DType.BOOL else d.value: t for d, t in TORCH_DTYPES.items()
+}  # names of element types in launch code
+Empty = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
+
+
+def view(tensor: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int) -> Tensor:
+    """Strided view of ``tensor``; ``offset`` in elements from the tensor's own first element, not its storage's."""
+    return tensor.as_strided(shape, strides, tensor.storage_offset() + offset)
+
+
+def detached(tensor: Tensor) -> Tensor:
+    """The same memory (and version counter) as a tensor that autograd does not see as a view."""
+    return tensor.detach()
+
+
+def fresh(tensor: Tensor) -> Tensor:
+    """A copy in memory of its own, with the same strides where those are dense."""
+    return tensor.clone()
+
+
+def allocator(device: torch.device, *, poison: bool = False) -> Empty:
+    """``empty(shape, strides, dtype)`` for launch code on ``device``, by PyTorch's allocator.
+
+    With ``poison``, all memory is filled with NaN (integers: bytes 0x7f), so that an element left unwritten shows.
+    """
+
+    def empty(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+    if poison:
+        return lambda shape, strides, dtype: poison_(empty(shape, strides, dtype))
+    return _short_cut(empty) if device.type == "cuda" else empty
+
+
+def _short_cut(plain: Empty) -> Empty:
+    """Allocation on the current CUDA device past the dispatcher (a third of its time), unless a mode listens there."""
+    guards = getattr(torch._C, "_dynamo", None)
+    direct = getattr(getattr(guards, "guards", None), "_empty_strided_cuda", None)
+    modes: Callable[[], int] | None = getattr(torch._C, "_len_torch_dispatch_stack", None)
+    if direct is None or modes is None:
+        return plain
+
+    def empty(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return plain(shape, strides, dtype) if modes() else direct(shape, strides, dtype)
+
+    return empty
+
+
+def poison_(tensor: Tensor) -> Tensor:
+    """Fill in place with NaN; bool with True, integers with bytes 0x7f."""
+    if tensor.dtype == torch.bool:
+        return tensor.fill_(True)
+    if tensor.is_floating_point():
+        return tensor.fill_(float("nan"))
+    return tensor.fill_(int.from_bytes(b"\x7f" * tensor.element_size(), "little"))
+
+
+def same_layout(tensor: Tensor, strides: tuple[int, ...]) -> bool:
+    """True when ``tensor`` has ``strides``; those of dims of size 1, and of empty tensors, do not count."""
+    found = tensor.stride()
+    if found == strides or tensor.numel() == 0:
+        return True
+    return all(n == 1 or f == s for n, f, s in zip(tensor.shape, found, strides, strict=True))
+
+
+def arranger(empty: Empty) -> Callable[..., Tensor]:
+    """``arrange(tensor, shape, strides, dtype)`` for launch code, which allocates by ``empty``."""
+
+    def arrange(tensor: Any, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if tensor is None:
+            return empty(shape, strides, dtype).zero_()
+        if tensor.shape != shape:
+            raise LaunchError(f"a tensor of shape {shape} is expected here, not {tuple(tensor.shape)}")
+        if tensor.dtype is dtype and same_layout(tensor, strides):
+            return tensor
+        return empty(shape, strides, dtype).copy_(tensor)
+
+    return arrange

@@ -1,0 +1,219 @@
+"""Kernel schedules of a cover: tiles, partials and finishers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from megafuse.core.device import DeviceSpec
+from megafuse.fusion.plan import Cover, KernelGroup
+from megafuse.ir.graph import Node, contiguous_strides
+from megafuse.ir.index import Affine, Axis, Index, combine
+from megafuse.ir.nest import Nest, Root, rename_axes
+from megafuse.ir.trace import Trace, trace_nest
+from megafuse.ir.types import Concat
+from megafuse.schedule.partials import CHUNK, Partial, finisher_nests, make_partial
+from megafuse.schedule.tiling import TileRequest, choose_tile
+from megafuse.schedule.types import Tile
+
+
+@dataclass(frozen=True)
+class PhasePlan:
+    """A phase before buffers have names. ``stores``: (root, node written, element offset)."""
+
+    trace: Trace
+    fixed: tuple[Axis, ...]
+    loop: tuple[Axis, ...]
+    tile: Tile
+    stores: tuple[tuple[Root, Node, Affine], ...]
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """A kernel before buffers have names."""
+
+    phases: tuple[PhasePlan, ...]
+    num_warps: int
+    forward: bool
+
+    @property
+    def reads(self) -> tuple[Node, ...]:
+        """Nodes loaded, in order of first load; what an earlier phase of the kernel wrote is not among them."""
+        own = set(self.writes)
+        loads = (i.node for p in self.phases for i in p.trace.loads())
+        return tuple(n for n in dict.fromkeys(loads) if n not in own)
+
+    @property
+    def writes(self) -> tuple[Node, ...]:
+        """Nodes written, in order."""
+        return tuple(dict.fromkeys(n for p in self.phases for _, n, _ in p.stores))
+
+
+class KernelMaker:
+    """Turns the groups of a cover into kernel plans."""
+
+    def __init__(self, cover: Cover, device: DeviceSpec) -> None:
+        self.cover, self.device = cover, device
+        self.forward = cover.graph.forward_nodes()
+        self.layout = dict(cover.layout)
+        self.uids = itertools.count(max((n.uid for n in cover.graph.nodes), default=0) + 1, 2)
+        self.absorbed: set[int] = set()
+        self.read_by = self._readers()
+
+    def run(self) -> list[KernelPlan]:
+        """All kernels, finishers right after the kernel whose partials they sum."""
+        out: list[KernelPlan] = []
+        for number, group in enumerate(self.cover.groups):
+            if number not in self.absorbed:
+                out.extend(self._group(number, group))
+        return out
+
+    def strides(self, node: Node) -> tuple[int, ...]:
+        """Strides of a value in memory."""
+        return self.layout.get(node) or contiguous_strides(node.shape)
+
+    def _readers(self) -> dict[Node, set[object]]:
+        """Who reads each materialised value: nest numbers, and "call" for library calls and outputs."""
+        readers: dict[Node, set[object]] = {}
+        for number, nest in enumerate(self.cover.nests):
+            for node in trace_nest(nest, self.cover.materialised).loaded():
+                readers.setdefault(node, set()).add(number)
+        from_calls = [a for n in self.cover.graph.nodes if type(n.attrs).__name__ in ("Dot", "Opaque") for a in n.args]
+        for node in (*from_calls, *(n for n in self.cover.graph.outputs if n is not None)):
+            current = node
+            while current not in self.cover.materialised and current.args:
+                current = current.args[0]
+            readers.setdefault(current, set()).add("call")
+        return readers
+
+    def _group(self, number: int, group: KernelGroup) -> list[KernelPlan]:
+        nests = [self._tidy(self.cover.nests[n], f, p) for p, (n, f) in enumerate(zip(group.nests, group.fixed, strict=True))]
+        whole = len(nests) > 1
+        phases: list[PhasePlan] = []
+        partials: dict[Node, Partial] = {}
+        for nest, fixed in nests:
+            trace = trace_nest(nest, self.cover.materialised)
+            tile = choose_tile(TileRequest(trace, fixed, self.strides, whole, group.blocks_per_sm), self.device)
+            phases.append(self._phase(trace, fixed, tile, partials))
+        warps = self._kernel_warps(phases, group)
+        forward = nests[0][0].anchors[0].node in self.forward
+        kernels = [KernelPlan(tuple(phases), warps, forward)]
+        return kernels + self._finishers(number, partials, forward)
+
+    def _kernel_warps(self, phases: list[PhasePlan], group: KernelGroup) -> int:
+        """One program per SM needs more warps to keep as many loads in flight as several small programs."""
+        warps = max(p.tile.num_warps for p in phases)
+        if group.blocks_per_sm in (1, 2):
+            warps = max(warps, 16 // group.blocks_per_sm)
+        return warps
+
+    def _tidy(self, nest: Nest, fixed: tuple[str, ...], phase: int) -> tuple[Nest, tuple[str, ...]]:
+        """Short axis names: ``i`` fixed (the same in all phases), ``r`` walked rows, ``c`` columns."""
+        del phase
+        names = {a: f"i{n}" for n, a in enumerate(fixed)}
+        names |= {a.name: f"r{n}" for n, a in enumerate(x for x in nest.space.rows if x.name not in fixed)}
+        names |= {a.name: f"c{n}" for n, a in enumerate(nest.space.cols)}
+        return rename_axes(nest, names), tuple(names[a] for a in fixed)
+
+    def _phase(self, trace: Trace, fixed: tuple[str, ...], tile: Tile, partials: dict[Node, Partial]) -> PhasePlan:
+        space = trace.nest.space
+        by_name = {a.name: a for a in space.rows}
+        fixed_axes = tuple(by_name[f] for f in fixed)
+        loop = self._walk_order(trace, [a for a in space.rows if a.name not in fixed])
+        size = 1
+        for a in loop:
+            size *= a.size
+        chunks = max(1, -(-size // tile.rows_per_chunk))
+        stores = []
+        for root in trace.nest.roots:
+            if not root.by_rows:
+                stores.extend(self._store(root))
+                continue
+            uid = next(self.uids)
+            partial = make_partial(root, fixed_axes, chunks, f"partial_{uid}", uid)
+            if partial is None:
+                stores.append((root, root.anchor.node, combine(root.index, self.strides(root.anchor.node))))
+            else:
+                partials[root.anchor.node] = partial
+                stores.append((root, partial.node, combine(partial.index, contiguous_strides(partial.node.shape))))
+        return PhasePlan(trace, fixed_axes, loop, tile, tuple(stores))
+
+    def _store(self, root: Root) -> Iterable[tuple[Root, Node, Affine]]:
+        """Where a map or row reduction goes; nowhere when only its own nest reads it."""
+        node = root.anchor.node
+        if not self.read_by.get(node):
+            return []
+        index: Index = root.index
+        if root.anchor.part is not None:
+            assert isinstance(node.attrs, Concat)
+            axis = node.attrs.axis
+            start = sum(p.shape[axis] for p in node.args[: root.anchor.part])
+            index = tuple(ix.shift(start) if d == axis else ix for d, ix in enumerate(index))
+        return [(root, node, combine(index, self.strides(node)))]
+
+    def _walk_order(self, trace: Trace, rows: list[Axis]) -> tuple[Axis, ...]:
+        """Loop rows with the largest memory step outermost, judged by the largest value that the nest touches."""
+        touched = [(i.node, i.index) for i in trace.loads()] + [(r.anchor.value, r.index) for r in trace.nest.roots]
+        node, index = max(touched, key=lambda t: (len(_axes(t[1]) & {a.name for a in rows}), t[0].type.numel))
+        step = dict(combine(index, self.strides(node)).terms)
+        return tuple(sorted(rows, key=lambda a: -abs(step.get(a.name, 0))))
+
+    def _finishers(self, number: int, partials: dict[Node, Partial], forward: bool) -> list[KernelPlan]:
+        if not partials:
+            return []
+        followers: dict[int, Nest] = {}
+        for other, group in enumerate(self.cover.groups):
+            nest = self.cover.nests[group.nests[0]]
+            if other == number or other in self.absorbed or len(group.nests) > 1 or not nest.flexible:
+                continue
+            if trace_nest(nest, self.cover.materialised).loaded() & set(partials):
+                followers[other] = nest
+        follower_nests = {self.cover.groups[o].nests[0] for o in followers}
+        needed = frozenset(n for n in partials if self.read_by.get(n, set()) - follower_nests)
+        traces, left = finisher_nests(partials, list(followers.values()), needed, self.cover.materialised)
+        self.absorbed |= {o for o, nest in followers.items() if nest not in left}
+        return [self._finisher_kernel(t, forward) for t in traces]
+
+    def _finisher_kernel(self, trace: Trace, forward: bool) -> KernelPlan:
+        nest, _ = self._tidy(trace.nest, (), 0)
+        names = {old.name: new.name for old, new in zip(trace.nest.space.rows, nest.space.rows, strict=True)}
+        names |= {old.name: new.name for old, new in zip(trace.nest.space.cols, nest.space.cols, strict=True)}
+        trace = _rename_trace(trace, nest, names)
+        tile = choose_tile(TileRequest(trace, (), self.strides, False), self.device)
+        stores = tuple(s for r in nest.roots for s in self._force_store(r))
+        phase = PhasePlan(trace, (), self._walk_order(trace, list(nest.space.rows)), tile, stores)
+        return KernelPlan((phase,), tile.num_warps, forward)
+
+    def _force_store(self, root: Root) -> list[tuple[Root, Node, Affine]]:
+        return list(self._store(root)) or [(root, root.anchor.node, combine(root.index, self.strides(root.anchor.node)))]
+
+
+def _axes(index: Index) -> frozenset[str]:
+    return frozenset().union(*(ix.axes for ix in index)) if index else frozenset()
+
+
+def _rename_trace(trace: Trace, nest: Nest, names: dict[str, str]) -> Trace:
+    """The same trace with other axis names (a trace with overrides cannot be traced again from its nest alone)."""
+
+    def fix(ix: Affine) -> Affine:
+        return Affine(tuple((names.get(n, n), s) for n, s in ix.terms), ix.const)
+
+    new: dict[int, object] = {}
+    out = Trace(nest)
+    for inst in trace.insts:
+        copy = replace(
+            inst,
+            axes=frozenset(names.get(a, a) for a in inst.axes),
+            args=tuple(new[id(a)] for a in inst.args),  # type: ignore[misc]
+            index=tuple(fix(i) for i in inst.index),
+            guards=tuple(replace(g, index=fix(g.index)) for g in inst.guards),
+        )
+        new[id(inst)] = copy
+        out.insts.append(copy)
+    for old, root in zip(trace.nest.roots, nest.roots, strict=True):
+        out.roots[root] = new[id(trace.roots[old])]  # type: ignore[assignment]
+    return out
+
+
+__all__ = ["CHUNK", "KernelMaker", "KernelPlan", "PhasePlan"]

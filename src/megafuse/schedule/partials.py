@@ -1,0 +1,122 @@
+"""Column reductions in fixed order: one partial per program, and a finisher that sums them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from megafuse.ir.graph import Node, contiguous_strides
+from megafuse.ir.index import Affine, Axis, Index
+from megafuse.ir.nest import Anchor, Nest, Root, Space, rename_axes
+from megafuse.ir.trace import NestError, Trace, trace_nest
+from megafuse.ir.types import Input, Reduce, TensorType
+
+CHUNK = "chunk"
+
+
+@dataclass(frozen=True)
+class Partial:
+    """Partials of one column reduction: ``node`` stands for the buffer, ``total`` for the sum over its leading dims.
+
+    ``index`` is where a program stores its partial, over the dims of ``node``.
+    """
+
+    node: Node
+    total: Node
+    index: Index
+
+
+def make_partial(root: Root, fixed: Sequence[Axis], num_chunks: int, name: str, uid: int) -> Partial | None:
+    """The partials that ``root`` needs, or None when each result is complete in one program.
+
+    Dims: fixed axes that the root reduces, then chunks, then the result's own dims.
+    """
+    node = root.anchor.node
+    attrs = node.attrs
+    assert isinstance(attrs, Reduce)
+    outer = [a for a in fixed if a.name in root.reduced_axes]
+    if num_chunks > 1:
+        outer.append(Axis(CHUNK, num_chunks))
+    if not outer:
+        return None
+    shape = tuple(a.size for a in outer) + node.shape
+    source = Node(uid, Input(name, -1, contiguous_strides(shape), "partial"), (), TensorType(shape, node.dtype))
+    axes = tuple(range(len(outer)))
+    total = Node(uid + 1, Reduce(attrs.fn, axes), (source,), node.type, node.origin)
+    return Partial(source, total, (*(Affine(((a.name, 1),)) for a in outer), *root.index))
+
+
+def finisher_nests(
+    partials: Mapping[Node, Partial], followers: Sequence[Nest], needed: frozenset[Node], materialised: frozenset[Node]
+) -> tuple[list[Trace], list[Nest]]:
+    """Nests that sum partials, together with the followers that want nothing else.
+
+    ``needed``: reductions that others read too, so that the sum itself must be stored. Followers with the same shape and
+    the same number of partials share a nest.
+
+    Returns:
+        (finishers, followers that could not join one).
+    """
+    overrides = {n: p.total for n, p in partials.items()}
+    hidden = materialised - set(overrides)
+    sources = hidden | {p.node for p in partials.values()}
+    made: list[Trace] = []
+    left: list[Nest] = []
+    waiting = set(needed)
+    for nest in followers:
+        trace = _finish(nest, partials, sources, overrides)
+        if trace is None:
+            left.append(nest)
+            waiting |= trace_nest(nest, materialised).loaded() & set(partials)
+        else:
+            made.append(trace)
+    made.extend(_plain_finisher(n, partials[n], sources) for n in partials if n in waiting)
+    return _join_equal(made, sources, overrides), left
+
+
+def _finish(
+    nest: Nest, partials: Mapping[Node, Partial], sources: frozenset[Node], overrides: Mapping[Node, Node]
+) -> Trace | None:
+    """The follower over (its own axes) x (partials), or None when it is not that simple."""
+    if not nest.flexible:
+        return None
+    reads = trace_nest(nest, sources | set(partials)).loaded()
+    counts = {_count(partials[n]) for n in reads if n in partials}
+    if len(counts) != 1:
+        return None
+    rows = (*nest.space.rows, *nest.space.cols)
+    space = Space(rows, (Axis("p", counts.pop()),))
+    try:
+        trace = trace_nest(Nest(space, nest.roots), sources, overrides)
+    except NestError:
+        return None
+    return trace if trace.nest.space.rows == rows or trace.nest.space.num_rows == space.num_rows else None
+
+
+def _plain_finisher(node: Node, partial: Partial, sources: frozenset[Node]) -> Trace:
+    """A nest that stores the total itself."""
+    rows = tuple(Axis(f"f{d}", n) for d, n in enumerate(node.shape) if n != 1)
+    index = tuple(Affine(((f"f{d}", 1),)) if n != 1 else Affine(()) for d, n in enumerate(node.shape))
+    space = Space(rows, (Axis("p", _count(partial)),))
+    return trace_nest(Nest(space, (Root(Anchor(node), index, index),)), sources, {node: partial.total})
+
+
+def _count(partial: Partial) -> int:
+    assert isinstance(partial.total.attrs, Reduce)
+    return math.prod(partial.node.shape[a] for a in partial.total.attrs.axes)
+
+
+def _join_equal(traces: list[Trace], sources: frozenset[Node], overrides: Mapping[Node, Node]) -> list[Trace]:
+    """Put finishers over equal spaces into one nest each."""
+    groups: dict[tuple[tuple[int, ...], ...], list[Nest]] = {}
+    for trace in traces:
+        space = trace.nest.space
+        key = (tuple(a.size for a in space.rows), tuple(a.size for a in space.cols))
+        names = {a.name: f"f{n}" for n, a in enumerate(space.rows)} | {a.name: f"p{n}" for n, a in enumerate(space.cols)}
+        groups.setdefault(key, []).append(rename_axes(trace.nest, names))
+    out = []
+    for nests in groups.values():
+        roots = tuple(r for n in nests for r in n.roots)
+        out.append(trace_nest(Nest(nests[0].space, roots), sources, overrides))
+    return out

@@ -1,0 +1,70 @@
+"""Compile Triton texts for sm_90 with no GPU; prints one JSON line per case with registers, spills and shared memory."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import triton
+from map_programs import map_cases
+from programs import Case, cases, other_cases
+from running import entry
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from megafuse.codegen.triton import print_kernel
+from megafuse.core.dtypes import DType
+
+POINTERS = {
+    DType.F64: "*fp64", DType.F32: "*fp32", DType.BF16: "*bf16", DType.F16: "*fp16", DType.I64: "*i64",
+    DType.I32: "*i32", DType.I16: "*i16", DType.I8: "*i8", DType.U8: "*u8", DType.BOOL: "*i1",
+}  # fmt: skip
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+
+
+def resources(cubin: bytes, folder: Path) -> dict[str, int]:
+    """Registers and bytes of stack (spills) of a compiled kernel."""
+    path = folder / "kernel.cubin"
+    path.write_bytes(cubin)
+    command = [str(CUOBJDUMP), "--dump-resource-usage", str(path)]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = dict(re.findall(r"(REG|STACK):(\d+)", text))
+    return {"registers": int(found["REG"]), "stack": int(found["STACK"])}
+
+
+def compile_case(case: Case, folder: Path) -> dict[str, Any]:
+    """Compile one case with 16-byte aligned pointers."""
+    source = print_kernel(case.program)
+    kernel = entry(source, folder)
+    signature = {name: POINTERS[param.dtype] for name, param in zip(kernel.arg_names, case.program.params, strict=True)}
+    attrs: Any = {(i,): [["tt.divisibility", 16]] for i in range(len(signature))}
+    if triton.__version__.startswith("3.2"):
+        from triton.backends.compiler import AttrsDescriptor
+
+        attrs = AttrsDescriptor.from_dict(
+            {"arg_properties": {"tt.divisibility": list(range(len(signature)))}, "cls": "AttrsDescriptor"}
+        )
+    ast = ASTSource(kernel, signature, {}, attrs)
+    options = {"num_warps": source.num_warps, "num_stages": source.num_stages}
+    compiled = triton.compile(ast, target=GPUTarget("cuda", 90, 32), options=options)
+    ptx = compiled.asm["ptx"]
+    vectors = sorted(set(re.findall(r"(?:ld|st)\.global\S*\.(v\d\.b\d+)", ptx)))
+    found = {"name": case.name, "shared": compiled.metadata.shared, "vectors": vectors}
+    return {**found, **resources(compiled.asm["cubin"], folder)}
+
+
+def main() -> None:
+    every = [*cases(DType.BF16), *cases(DType.F32), *other_cases(), *map_cases()]
+    chosen = [case for case in every if not sys.argv[1:] or case.name in sys.argv[1:]]
+    with tempfile.TemporaryDirectory() as folder:
+        for case in chosen:
+            print(json.dumps(compile_case(case, Path(folder))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Run Triton texts under Triton's interpreter (``TRITON_INTERPRET=1``); prints what differs, one line each."""
+
+from __future__ import annotations
+
+import math
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from programs import Case, cases, other_cases
+from running import differences, entry
+from triton.language.extra import libdevice
+from triton.runtime.interpreter import TensorHandle
+
+from megafuse.codegen.triton import print_kernel
+from megafuse.core.dtypes import DType
+
+STAND_INS: dict[str, Callable[..., Any]] = {
+    "exp": np.exp, "rint": np.rint, "trunc": np.trunc, "expm1": np.expm1, "log1p": np.log1p, "log10": np.log10,
+    "tan": np.tan, "tanh": np.tanh, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh,
+    "cosh": np.cosh, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "pow": np.power, "fmod": np.fmod,
+    "atan2": np.arctan2, "copysign": np.copysign, "hypot": np.hypot, "div_rn": np.divide,
+    "erfc": np.vectorize(math.erfc), "lgamma": np.vectorize(lambda x: _lgamma(float(x)), otypes=[np.float64]),
+}  # fmt: skip
+
+
+def _lgamma(x: float) -> float:
+    return math.inf if math.isinf(x) or (x <= 0 and x == math.floor(x)) else math.lgamma(x)
+
+
+def install_stand_ins() -> None:
+    """The interpreter has no libdevice: give its stubs NumPy bodies."""
+    for name, fn in STAND_INS.items():
+
+        def call(*args: Any, fn: Callable[..., Any] = fn) -> tl.tensor:
+            first = next(a for a in args if isinstance(a, tl.tensor))
+            data = [a.handle.data if isinstance(a, tl.tensor) else first.handle.data.dtype.type(a) for a in args]
+            with np.errstate(all="ignore"):
+                out = np.asarray(fn(*data)).astype(first.handle.data.dtype)
+            kind = tl.block_type(first.dtype, list(out.shape)) if out.ndim and first.type.is_block() else first.type
+            return tl.tensor(TensorHandle(out, first.dtype), kind)
+
+        setattr(libdevice, name, call)
+
+
+def run(case: Case, folder: Path) -> list[str]:
+    """Run one case; what differs from its reference."""
+    source = print_kernel(case.program)
+    arrays = {name: torch.from_numpy(array) for name, array in case.arrays().items()}
+    kernel = entry(source, folder)
+    kernel[source.grid](*arrays.values())
+    outputs = {name: tensor.numpy() for name, tensor in arrays.items()}
+    dtypes = {param.name: param.dtype for param in case.program.params}
+    return differences(outputs, case.expected, dtypes, case.tolerance)
+
+
+def main() -> None:
+    install_stand_ins()
+    from map_programs import map_cases
+
+    every = [*cases(DType.F32), *cases(DType.F16), *other_cases(), *map_cases()]
+    chosen = [case for case in every if not sys.argv[1:] or case.name in sys.argv[1:]]
+    with tempfile.TemporaryDirectory() as folder, np.errstate(all="ignore"):
+        for case in chosen:
+            for line in run(case, Path(folder)):
+                print(f"{case.name}: {line}")
+    print(f"ran {len(chosen)}")
+
+
+if __name__ == "__main__":
+    main()

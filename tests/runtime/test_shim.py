@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from megafuse.codegen.artifact import KernelSource
+from megafuse.core.dtypes import DType
+from megafuse.core.errors import TargetError
+from megafuse.runtime import shim
+from megafuse.runtime.offline import compile_offline
+
+ADD = '''"""y = x + 1, in blocks of 64."""
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def add_one(x_ptr, y_ptr, BLOCK: tl.constexpr = 64):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + offs, tl.load(x_ptr + offs) + 1)
+'''
+
+
+def source(
+    dtype: DType = DType.F32, text: str = ADD, entry: str = "add_one", grid: tuple[int, int] = (2, 1)
+) -> KernelSource:
+    return KernelSource(entry, "triton", text, (("x_ptr", dtype), ("y_ptr", dtype)), grid, 4, 1, (1,))
+
+
+class FakeKernel:
+    """A JIT kernel whose plain launches and native launches are logged."""
+
+    def __init__(self) -> None:
+        self.plain, self.native, self.pre_run_hooks = 0, [], []
+        self.fn = lambda x, y, BLOCK=64: None
+        self.run = SimpleNamespace(
+            launch=lambda *a: self.native.append(a), global_scratch_size=0, profile_scratch_size=0, gsan_enabled=False,
+            launch_cooperative_grid=False, launch_pdl=False, arg_annotations="notes", kernel_signature=b"sig",
+        )  # fmt: skip
+
+    def __getitem__(self, grid):
+        def call(*tensors, num_warps, num_stages):
+            self.plain += 1
+            return SimpleNamespace(run=self.run, function=77, packed_metadata=(4, 1, 0))
+
+        return call
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch):
+    """``make(version) -> (kernel, launch, runtime knobs)`` on CPU tensors, which count as device -1."""
+
+    def make(version: str, grid: tuple[int, int] = (2, 1)):
+        kernel = FakeKernel()
+        hooks = SimpleNamespace(launch_enter_hook=SimpleNamespace(calls=[]), launch_exit_hook=SimpleNamespace(calls=[]))
+        module = SimpleNamespace(__version__=version, knobs=SimpleNamespace(runtime=hooks))
+        monkeypatch.setattr(shim, "_triton", lambda: module)
+        monkeypatch.setattr(shim, "_entry", lambda _: kernel)
+        monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 5, raising=False)
+        monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+        return kernel, shim.cuda_launcher(source(grid=grid)), hooks
+
+    return make
+
+
+def test_36_calls_the_native_launcher_with_addresses(fake) -> None:
+    kernel, launch, _ = fake("3.6.0")
+    x, y = torch.zeros(128), torch.zeros(128)
+    launch(x, y)
+    assert (kernel.plain, kernel.native) == (1, [])
+    launch(x, y)
+    expected = (2, 1, 1, 5, 77, False, False, None, None, (4, 1, 0), None, None, None, x.data_ptr(), y.data_ptr(), 64)
+    assert (kernel.plain, kernel.native) == (1, [expected])
+
+
+def test_39_calls_the_native_launcher_with_addresses(fake) -> None:
+    kernel, launch, _ = fake("3.9.1")
+    x, y = torch.zeros(128), torch.zeros(128)
+    launch(x, y)
+    launch(x, y)
+    expected = (
+        2, 1, 1, 5, 77, False, False, (4, 1, 0), None, None, None, None, None, "notes", b"sig",
+        (x.data_ptr(), y.data_ptr(), 64),
+    )  # fmt: skip
+    assert kernel.native == [expected]
+
+
+def test_unknown_versions_and_unknown_launchers_take_the_plain_road(fake) -> None:
+    for version, attribute in (("3.2.0", None), ("4.0.0", None), ("3.6.0", "launch"), ("3.9.0", "gsan_enabled")):
+        kernel, launch, _ = fake(version)
+        if attribute:
+            delattr(kernel.run, attribute)
+        for _ in range(3):
+            launch(torch.zeros(128), torch.zeros(128))
+        assert (kernel.plain, kernel.native) == (3, [])
+
+
+def test_kernels_with_scratch_memory_take_the_plain_road(fake) -> None:
+    kernel, launch, _ = fake("3.6.0")
+    kernel.run.global_scratch_size = 128
+    for _ in range(2):
+        launch(torch.zeros(128), torch.zeros(128))
+    assert kernel.plain == 2
+
+
+def test_hooks_see_every_launch(fake) -> None:
+    kernel, launch, knobs = fake("3.6.0")
+    x, y = torch.zeros(128), torch.zeros(128)
+    launch(x, y)
+    knobs.launch_enter_hook.calls.append(print)
+    launch(x, y)
+    assert (kernel.plain, len(kernel.native)) == (2, 0)
+    knobs.launch_enter_hook.calls.clear()
+    kernel.pre_run_hooks.append(print)
+    launch(x, y)
+    assert (kernel.plain, len(kernel.native)) == (3, 0)
+    kernel.pre_run_hooks.clear()
+    launch(x, y)
+    assert (kernel.plain, len(kernel.native)) == (3, 1)
+
+
+def test_each_alignment_pattern_has_its_own_variant(fake) -> None:
+    kernel, launch, _ = fake("3.6.0")
+    base = torch.zeros(200)
+    aligned, odd = base[:128], base[1:129]
+    for x, y in ((aligned, aligned), (odd, aligned), (aligned, odd), (odd, odd)) * 2:
+        launch(x, y)
+    assert (kernel.plain, len(kernel.native)) == (4, 4)
+
+
+def test_an_empty_grid_launches_nothing(fake) -> None:
+    kernel, launch, _ = fake("3.6.0", grid=(0, 1))
+    launch(torch.zeros(0), torch.zeros(0))
+    assert kernel.plain == 0
+
+
+def test_the_interpreter_must_be_chosen_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(TargetError, match="interpreter is off"):
+        shim.interpreted_launcher(source())
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(TargetError, match="wrong in bf16"):
+        shim.interpreted_launcher(source(DType.BF16))
+    with pytest.raises(TargetError, match="would not run on the GPU"):
+        shim.cuda_launcher(source())
+
+
+def test_interpreted_kernels_run_on_cpu_tensors() -> None:
+    pytest.importorskip("triton")
+    program = """
+import torch
+from test_shim import DType, shim, source
+for dtype, torch_dtype in ((DType.F32, torch.float32), (DType.F16, torch.float16)):
+    x, y = torch.randn(128).to(torch_dtype), torch.zeros(128, dtype=torch_dtype)
+    shim.interpreted_launcher(source(dtype))(x.requires_grad_(), y)
+    assert torch.equal(y, x + 1), y
+print("equal")
+"""
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(here), *filter(None, sys.path)])
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "equal\n", done.stderr
+
+
+def test_offline_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # must not reach the compiler
+    crash = source(text="import os\nos._exit(3)\n", entry="crash")
+    wrong = source(text=ADD.replace("tl.load(x_ptr", "tl.load(nothing"))
+    reports = compile_offline([source(), crash, wrong, source(DType.BF16)], 90)
+    good, crashed, failed, other = reports
+    for report in (good, other):
+        assert report.error == ""
+        assert 0 < report.registers < 256 and report.spills == 0 and report.cubin_bytes > 500 and report.ptx_bytes > 500
+    assert "ended with 3" in crashed.error
+    assert "nothing" in failed.error
+    assert [r.entry for r in reports] == ["add_one", "crash", "add_one", "add_one"]
+
+
+def test_offline_compilation_of_other_text() -> None:
+    numpy = KernelSource("k", "numpy", "", (), (1, 1), 4, 1)
+    with pytest.raises(TargetError, match="numpy text"):
+        compile_offline([numpy])
+    assert compile_offline([]) == []
