@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from megafuse.capture.api import leaf_getter
+from megafuse.capture.api import capture, leaf_getter
 from megafuse.capture.leaves import FlatCall, LeafGetter, flatten_call
 from megafuse.capture.state import swapped_state
-from megafuse.compiler import Compiled, compile_call
+from megafuse.capture.types import Captured
+from megafuse.compiler import Compiled, compile_captured
 from megafuse.core.device import device_spec
 from megafuse.core.errors import InputError, TargetError
 from megafuse.runtime.autograd import StepSpec, apply
@@ -103,6 +104,7 @@ class _Structure:
         self.made: list[Bound] = []
         self.modes = [(m, m.training) for top in call.modules for m in top.modules()]
         self.getter: LeafGetter | None = None
+        self._captured: Captured | None = None  # of the first call, until it is bound
         self._binder: Binder[Bound] = Binder(self._compile)
         self._pending = threading.local()
 
@@ -115,8 +117,8 @@ class _Structure:
 
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Bound, list[Tensor]]:
         if self.getter is None:
-            captured = self._capture_first(args, kwargs)
-            self.getter = leaf_getter(self.engine.original, args, kwargs, captured)
+            self._captured = self.capture(args, kwargs)
+            self.getter = leaf_getter(self.engine.original, args, kwargs, self._captured)
         tensors = self.getter(args, kwargs)
         self._pending.call = (args, kwargs)
         try:
@@ -130,21 +132,26 @@ class _Structure:
             return self.engine.original(*args, **kwargs)
         return bound.compiled.captured.out_spec.build(apply(bound.spec, *tensors))
 
-    def _capture_first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        from megafuse.capture.api import capture
-
+    def capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+        """Capture a call of this structure."""
         return capture(self.engine.original, args, kwargs, strict=self.engine.options.strict)
+
+    def take_captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+        """The capture of this call: the structure's first one, once, then a new one."""
+        captured, self._captured = self._captured, None
+        return captured or self.capture(args, kwargs)
 
     def _compile(self, key: BindingKey, tensors: Sequence[Tensor]) -> Bound:
         args, kwargs = self._pending.call
-        bound = _bind(self.engine, key, args, kwargs, tensors, self.flat)
+        bound = _bind(self, key, args, kwargs, tensors)
         self.made.append(bound)
         return bound
 
 
 def _bind(
-    engine: Engine, key: BindingKey, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Tensor], flat: FlatCall
+    structure: _Structure, key: BindingKey, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Tensor]
 ) -> Bound:
+    engine, flat = structure.engine, structure.flat
     options = engine.options
     target = resolve_target(options.target, key.device)
     if target == "original":
@@ -152,7 +159,7 @@ def _bind(
         warnings.warn(reason, NotFusedWarning, stacklevel=6)
         return Bound(None, None, reason)
     spec = live_device_spec(key.device) if target == "cuda" else device_spec(DEFAULT_ARCH)
-    compiled = compile_call(engine.original, args, kwargs, spec, strict=options.strict)
+    compiled = compile_captured(structure.take_captured(args, kwargs), spec)
     backend = options.backend or ("triton" if target == "cuda" else "numpy")
     calls = compiled.captured.calls
 

@@ -81,6 +81,12 @@ def compile_call(
     """
     clock = _Clock()
     captured: Captured = clock.time("capture", capture, fn, args, kwargs, strict=strict)
+    return compile_captured(captured, device, clock)
+
+
+def compile_captured(captured: Captured, device: DeviceSpec, clock: _Clock | None = None) -> Compiled:
+    """Run the stages behind capture."""
+    clock = clock or _Clock()
     verify(captured.graph)
     graph: Graph = clock.time("rewrite", rewrite, captured.graph, (*SIMPLIFY, *CONCAT_RULES), "simplify")
     verify(graph)

@@ -62,9 +62,7 @@ def run_graph(captured: Captured, tensors: list[Tensor], tangents: list[Tensor],
     return evaluate(captured.graph, inputs, mode=mode, opaque=run_opaque(captured))  # type: ignore[arg-type]
 
 
-def compare(
-    fn: Callable[..., Any], *args: Any, tol: float = 1e-9, capture_fn: Callable[..., Any] | None = None, **kwargs: Any
-) -> Compared:
+def compare(fn: Callable[..., Any], *args: Any, tol: float = 1e-9, **kwargs: Any) -> Compared:
     """Capture ``fn``, evaluate the graph and assert that outputs, gradients and mutations agree with PyTorch's."""
     captured = capture(fn, args, kwargs)
     verify(captured.graph)
@@ -119,13 +117,6 @@ def double(module: nn.Module) -> nn.Module:
     return made
 
 
-def casts(captured: Captured, *roots: Node | None) -> int:
-    """Number of casts to 16-bit types among the ancestors of outputs (all of them unless given)."""
+def casts(captured: Captured) -> int:
+    """Number of casts to 16-bit types in the graph."""
     return sum(n.is_a(Cast) and n.dtype.size == 2 for n in captured.graph.nodes)
-
-
-def cases(table: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]]) -> list[Any]:
-    """Parameters of a pytest table: (name, function, maker of arguments)."""
-    import pytest
-
-    return [pytest.param(fn, make, id=name) for name, (fn, make) in table.items()]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
@@ -34,22 +35,25 @@ T = TypeVar("T")
 
 
 class Draw:
-    """Draws choices of a random graph."""
+    """Choices of a random graph, from any source of integers: hypothesis (which shrinks) or a seeded generator."""
 
-    def __init__(self, draw: st.DrawFn) -> None:
-        self.draw = draw
+    def __init__(self, integer: Callable[[int], int]) -> None:
+        self.up_to = integer  # an integer from 0 to the argument, both included
 
     def one_of(self, items: Sequence[T]) -> T:
         """One of the items."""
-        return items[self.draw(st.integers(0, len(items) - 1))]
+        return items[self.up_to(len(items) - 1)]
 
-    def up_to(self, high: int) -> int:
-        """An integer from 0 to ``high``."""
-        return self.draw(st.integers(0, high))
+    def shuffled(self, items: Iterable[T]) -> list[T]:
+        """The items in some order."""
+        left, out = list(items), []
+        while left:
+            out.append(left.pop(self.up_to(len(left) - 1)))
+        return out
 
 
 def _permute(b: Builder, d: Draw, x: Node) -> Node:
-    return b.permute(x, d.draw(st.permutations(range(x.type.rank))))
+    return b.permute(x, d.shuffled(range(x.type.rank)))
 
 
 def _unit(b: Builder, d: Draw, x: Node) -> Node:
@@ -135,7 +139,7 @@ def _chunks(b: Builder, d: Draw, x: Node) -> Node:
     if d.up_to(1):
         return b.concat([p for _, p in parts], axis)
     total: Node | None = x if d.up_to(2) == 0 else None
-    for start, part in d.draw(st.permutations(parts)):
+    for start, part in d.shuffled(parts):
         padded = b.pad(part, start, x.shape)
         total = padded if total is None else b.map("add", total, padded)
     assert total is not None
@@ -150,7 +154,7 @@ def _cast_pair(b: Builder, d: Draw, x: Node) -> Node:
 
 def _scalar(b: Builder, d: Draw, x: Node) -> Node:
     c = b.const(d.one_of([1.0, 0.0, -0.0, 4.0, -0.5, 0.1]), x.dtype)
-    other = b.permute(b.broadcast(c, x.shape), d.draw(st.permutations(range(x.type.rank)))) if d.up_to(1) else c
+    other = b.permute(b.broadcast(c, x.shape), d.shuffled(range(x.type.rank))) if d.up_to(1) else c
     if other.shape not in ((), x.shape):
         other = c
     fn = d.one_of(["mul", "add", "sub", "div", "maximum"])
@@ -191,22 +195,27 @@ STEPS: list[Callable[[Builder, Draw, Node], Node]] = [
 ]  # fmt: skip
 
 
-@st.composite
-def random_graphs(draw: st.DrawFn) -> Graph:
-    """A chain of up to 8 steps on one or two inputs, every third value an output."""
-    d = Draw(draw)
+def draw_graph(d: Draw) -> Graph:
+    """A chain of up to 8 steps on two inputs, every third value an output."""
     b = Builder()
     shape = [1 + d.up_to(3) for _ in range(1 + d.up_to(2))]
     dtype = d.one_of([DType.F32, DType.BF16])
     inputs = [argument(b, shape, dtype, 0), argument(b, shape, dtype, 1)]
-    x = inputs[0]
     values = [b.map("mul", *inputs)]
     for _ in range(1 + d.up_to(7)):
-        x = d.one_of([x, values[-1]])
-        step = d.one_of(STEPS)
-        x = step(b, d, x)
+        x = d.one_of(STEPS)(b, d, values[-1])
         if x.type.numel <= 2000:
             values.append(x)
-        else:
-            x = values[-1]
     return graph_of(values[-1], *values[::3], inputs=inputs)
+
+
+@st.composite
+def random_graphs(draw: st.DrawFn) -> Graph:
+    """Graphs that hypothesis can shrink."""
+    return draw_graph(Draw(lambda high: draw(st.integers(0, high))))
+
+
+def seeded_graph(seed: int) -> Graph:
+    """A graph that depends on the seed alone."""
+    rng = random.Random(seed)
+    return draw_graph(Draw(lambda high: rng.randint(0, high)))

@@ -5,13 +5,13 @@ import weakref
 
 import pytest
 import torch
-from runtime_examples import host_spec, original, square_inputs, square_spec
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from megafuse.core.dtypes import DType
 from megafuse.core.errors import LaunchError
 from megafuse.runtime.autograd import apply
+from runtime_examples import host_spec, original, square_inputs, square_spec
 
 SHAPE = (6, 5, 3)
 
@@ -107,7 +107,7 @@ def test_double_backward(keep_inputs: bool) -> None:
 
 
 def test_double_backward_when_one_input_comes_from_another() -> None:
-    spec, (x, w, b) = square_spec(5, 5, 5, DType.F64), square_inputs(5, 5, 5, torch.float64)
+    spec, (_, w, b) = square_spec(5, 5, 5, DType.F64), square_inputs(5, 5, 5, torch.float64)
 
     def penalty(step) -> tuple[torch.Tensor, ...]:
         h = torch.tanh(w)
@@ -241,6 +241,50 @@ def backward(saved, tangents):
     torch.testing.assert_close(running, torch.ones(3))
     outputs[0].sum().backward()
     assert not running.requires_grad
+
+
+def test_double_backward_mutates_nothing_again() -> None:
+    text = """
+def forward(inputs):
+    x, running = inputs
+    inputs.clear()
+    return [x * x, running + 1], [x]
+
+def backward(saved, tangents):
+    x = saved[0]
+    return [2 * x * tangents[0], None]
+
+SAVED_INPUTS = (0,)
+"""
+
+    def again(x: torch.Tensor, running: torch.Tensor) -> tuple[torch.Tensor]:
+        running.add_(1)
+        return (x * x,)
+
+    options = {"num_inputs": 2, "differentiable": (True,), "tangent_of": (0,), "grad_of": (0, 1)}
+    spec = host_spec(text, mutations=((1, 1),), original=again, **options)
+    x, running = torch.randn(3, requires_grad=True), torch.zeros(3)
+    (y,) = apply(spec, x, running)
+    (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    (g2,) = torch.autograd.grad(g.sum(), x)
+    torch.testing.assert_close(g2, torch.full((3,), 2.0))
+    torch.testing.assert_close(running, torch.ones(3))
+
+
+def test_offloaded_tensors_come_back_in_the_layout_that_kernels_rely_on() -> None:
+    spec, (x, w, b) = square_spec(*SHAPE), square_inputs(*SHAPE)
+
+    def pack(t: torch.Tensor) -> torch.Tensor:
+        return t.t().contiguous() if t.dim() == 2 else t.clone()
+
+    def unpack(t: torch.Tensor) -> torch.Tensor:
+        return t.t() if t.dim() == 2 else t  # same values, other strides
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        (y,) = apply(spec, x, w, b)
+    y.sum().backward()
+    for t, wanted in zip((x, w, b), reference([x, w, b], torch.ones_like(y))[1:], strict=True):
+        torch.testing.assert_close(t.grad, wanted)
 
 
 def test_an_output_returned_twice_collects_both_gradients() -> None:

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import pytest
-from runtime_examples import Fake, full, row_major, square_step
 
 from megafuse.codegen.host import print_host
 from megafuse.core.dtypes import DType
 from megafuse.core.errors import VerifyError
 from megafuse.schedule.types import Alloc, Buffer, DotCall, Free, Launch, OpaqueCall, Step, View
+from runtime_examples import Fake, full, row_major, square_step
 
 BF16 = DType.BF16
 
@@ -32,7 +32,7 @@ def test_prints_forward_and_backward_as_written_by_hand() -> None:
     assert "z = empty((4, 5), (5, 1), f32)" in forward
     assert "mm(x, w, out=z)  # [4, 3] @ [3, 5] -> [4, 5]" in forward
     assert "k0(z, b, y)" in forward
-    assert "return ([y], [x, w, z])" in forward
+    assert "return [y], [x, w, z]" in forward
     assert "dy = arrange(tangents[0], (4, 5), (5, 1), f32)" in backward
     assert "mm(dz, view(w, (5, 3), (1, 5), 0), out=dx)" in backward
     assert "del dz, x, w" in backward
@@ -82,7 +82,7 @@ def test_outputs_views_of_inputs_and_none() -> None:
     outputs = (View("a", (2,), (2,), 1), None, View("t", (2, 4), (1, 2)), full(a))
     text = print_host(step([a, t], [Alloc("t"), Launch(0, ("a", "t"))], outputs=outputs), ["k"]).text
     assert "a = inputs[1]" in text
-    assert "return ([view(a, (2,), (2,), 1), None, detached(view(t, (2, 4), (1, 2), 0)), a], [])" in text
+    assert "return [view(a, (2,), (2,), 1), None, detached(view(t, (2, 4), (1, 2), 0)), a], []" in text
 
 
 def test_gradients_share_memory_with_nothing() -> None:
@@ -139,6 +139,16 @@ def test_writing_to_an_input_is_refused() -> None:
     a = buffer("a", "input", 4, position=0)
     with pytest.raises(VerifyError, match="input 'a'"):
         print_host(step([a], [Launch(0, ("a",))], kernels=(Fake(True),)), ["k"])
+
+
+def test_writing_over_an_output_is_refused() -> None:
+    a, y = buffer("a", "input", 4, position=0), buffer("y", "output", 4)
+    s = step(
+        [a, y], [Alloc("y"), Launch(0, ("a", "y"))], backward=(Launch(0, ("a", "y")),), outputs=(full(y),),
+        saved=("a", "y"), kernels=(Fake(False, True),),
+    )  # fmt: skip
+    with pytest.raises(VerifyError, match="returned to the caller"):
+        print_host(s, ["k"])
 
 
 def test_long_calls_are_wrapped() -> None:

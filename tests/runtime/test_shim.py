@@ -39,7 +39,7 @@ class FakeKernel:
 
     def __init__(self) -> None:
         self.plain, self.native, self.pre_run_hooks = 0, [], []
-        self.fn = lambda x, y, BLOCK=64: None
+        self.fn = lambda x, y, block=64: None
         self.run = SimpleNamespace(
             launch=lambda *a: self.native.append(a), global_scratch_size=0, profile_scratch_size=0, gsan_enabled=False,
             launch_cooperative_grid=False, launch_pdl=False, arg_annotations="notes", kernel_signature=b"sig",
@@ -167,7 +167,8 @@ print("equal")
     here = Path(__file__).parent
     paths = os.pathsep.join([str(here), *filter(None, sys.path)])
     env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": paths}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout == "equal\n", done.stderr
 
 

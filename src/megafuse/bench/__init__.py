@@ -1,1 +1,4 @@
-"""Timer, baselines, roofline, traffic and records; refuses to time what did not validate."""
+"""Benchmarks: rivals that validated, timed alternately in one process, with their traffic and memory, kept as records.
+
+Nothing is timed that did not validate, and no figure is kept without its raw samples and the state of the machine.
+"""

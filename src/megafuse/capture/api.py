@@ -11,7 +11,7 @@ from megafuse.capture.checks import check_autocast, check_callable, check_float_
 from megafuse.capture.convert import Walk
 from megafuse.capture.dtypes import tensor_type
 from megafuse.capture.leaves import FlatCall, Fn, LeafGetter, flatten_call, named_state
-from megafuse.capture.trace import DryRun, Source, Subject, Traced, dry_run, trace
+from megafuse.capture.trace import DryRun, Source, Subject, Traced, argument_kinds, dry_run, trace
 from megafuse.capture.types import Captured, Leaf, SupportReport
 from megafuse.core.errors import CaptureError, UnsupportedError
 from megafuse.ir.graph import Builder, Graph, Node
@@ -45,9 +45,7 @@ def leaf_getter(fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any] | None, ca
 
 
 def _subject(fn: Fn, call: FlatCall) -> Subject:
-    sources = [
-        Source("arg", (i,), call.leaves[at], f"argument {call.labels[at]}") for i, at in enumerate(call.tensors)
-    ]
+    sources = [Source("arg", (i,), call.leaves[at], f"argument {call.labels[at]}") for i, at in enumerate(call.tensors)]
     arguments = [(s.label, s.tensor) for s in sources]
     seen: set[int] = set()
     for number, module in enumerate(call.modules):
@@ -80,7 +78,7 @@ def _adopt_constants(subject: Subject) -> None:
 def _assemble(subject: Subject, dry: DryRun, traced: Traced) -> Captured:
     constants = subject.constants.found
     leaves = _leaves(subject.sources, constants)
-    total = dry.spec.num_tensors + len(dry.mutated)
+    total = dry.spec.num_tensors + len(dry.mutable)
     if traced.num_forward != total:
         raise CaptureError(f"PyTorch recorded {traced.num_forward} forward outputs where {total} were expected")
     builder = Builder()
@@ -89,11 +87,14 @@ def _assemble(subject: Subject, dry: DryRun, traced: Traced) -> Captured:
     if len(placeholders) != len(leaves) + len(tangent_of):
         raise CaptureError(f"PyTorch recorded {len(placeholders)} inputs, not {len(leaves)} and {len(tangent_of)}")
     inputs = _inputs(builder, leaves, placeholders)
-    walk = Walk(builder, traced.module)
+    walk = Walk(builder, traced.module, argument_kinds(subject))
     values = _scalars(builder, inputs, leaves, constants)
     outputs = walk.run(values)
     grads, grad_of = _gradients(outputs[total:], leaves, traced)
-    graph = Graph(tuple(inputs), (*outputs[:total], *grads), total, grad_of)
+    count = dry.spec.num_tensors
+    changed = _changed(values, leaves, dry.mutable, outputs[count:total])
+    forward = (*outputs[:count], *(node for _, node in changed))
+    graph = Graph(tuple(inputs), (*forward, *grads), len(forward), grad_of)
     return Captured(
         graph=graph,
         leaves=leaves,
@@ -102,7 +103,7 @@ def _assemble(subject: Subject, dry: DryRun, traced: Traced) -> Captured:
         out_strides=dry.strides,
         out_requires_grad=dry.requires_grad if traced.joint else (False,) * len(dry.requires_grad),
         out_alias=dry.alias,
-        mutations=tuple((leaf, dry.spec.num_tensors + i) for i, leaf in enumerate(dry.mutated)),
+        mutations=tuple((leaf, count + i) for i, (leaf, _) in enumerate(changed)),
         calls=tuple(walk.calls),
         support=walk.report,
         constants=tuple(constants),
@@ -155,6 +156,18 @@ def _scalars(
     return values
 
 
+def _changed(
+    before: Sequence[Node], leaves: Sequence[Leaf], mutable: Sequence[int], after: Sequence[Node | None]
+) -> list[tuple[int, Node]]:
+    """Leaves with a new value at the end, and that value."""
+    changed = [(i, node) for i, node in zip(mutable, after, strict=True) if node is not None and node is not before[i]]
+    for i, node in changed:
+        if node.type != leaves[i].type:
+            raise CaptureError(f"{leaves[i].label} changes from {leaves[i].type} to {node.type}",
+                               hint="keep the shape and element type of buffers")  # fmt: skip
+    return changed
+
+
 def _gradients(
     found: Sequence[Node | None], leaves: Sequence[Leaf], traced: Traced
 ) -> tuple[tuple[Node | None, ...], tuple[int, ...]]:
@@ -167,8 +180,11 @@ def _gradients(
 def _refuse_opaque(support: SupportReport) -> None:
     if support.opaque:
         lines = "\n  ".join(map(str, support.opaque))
-        raise UnsupportedError(f"{len(support.opaque)} ops would run unfused:\n  {lines}",
-                               where=str(support.opaque[0].origin), hint="leave out strict=True to run them as they are")  # fmt: skip
+        raise UnsupportedError(
+            f"{len(support.opaque)} ops would run as they are:\n  {lines}",
+            where=str(support.opaque[0].origin),
+            hint="leave out strict=True to allow them",
+        )
 
 
 __all__ = ["Captured", "LeafGetter", "capture", "flatten_call", "leaf_getter"]

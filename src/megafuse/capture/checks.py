@@ -36,13 +36,13 @@ def check_tensors(tensors: Sequence[Named]) -> None:
 
 
 def _check_tensor(name: str, tensor: torch.Tensor) -> None:
+    if isinstance(tensor, nn.parameter.UninitializedParameter | nn.parameter.UninitializedBuffer):
+        raise InputError(f"{name} is not initialised", hint="run the module once before fusing it")
     if type(tensor) not in (torch.Tensor, nn.Parameter, nn.Buffer if hasattr(nn, "Buffer") else nn.Parameter):
         raise InputError(
             f"{name} is a {type(tensor).__name__}: tensor subclasses are not supported",
             hint="pass a plain torch.Tensor (for a distributed tensor, its local part)",
         )
-    if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
-        raise InputError(f"{name} is not initialised", hint="run the module once before fusing it")
     if tensor.layout is not torch.strided:
         raise InputError(f"{name} has layout {tensor.layout}", hint="call .to_dense() on it")
     if tensor.dtype not in FROM_TORCH:

@@ -18,6 +18,10 @@ class Unconverted(Exception):
     """Raised by a converter that does not take this call; the text is the reason, and the op becomes opaque."""
 
 
+class Refused(Exception):
+    """Raised by a converter for a call that PyTorch refuses on CUDA, though not on stand-ins; the text says why."""
+
+
 _CATEGORY = {DType.BOOL: 0, DType.U8: 1, DType.I8: 1, DType.I16: 1, DType.I32: 1, DType.I64: 1}
 _INT_ORDER = (DType.U8, DType.I8, DType.I16, DType.I32, DType.I64)
 _FLOAT_ORDER = (DType.BF16, DType.F16, DType.F32, DType.F64)
@@ -141,6 +145,18 @@ class Context:
             count *= x.shape[a]
         total = self.b.reduce("sum", x, axes, keepdim=keepdim)
         return self.b.map("mul", total, 1.0 / count if count else float("nan"))
+
+    def same_types(self, *xs: Node | None) -> None:
+        """All arguments have one floating-point type, as the CUDA kernel asks.
+
+        Raises:
+            Refused: they have not.
+        """
+        kinds = list(dict.fromkeys(x.dtype for x in xs if x is not None))
+        if len(kinds) > 1:
+            raise Refused(f"expected arguments of one element type, got {' and '.join(k.value for k in kinds)}")
+        if kinds and not kinds[0].is_float:
+            raise Refused(f"expected floating-point arguments, got {kinds[0].value}")
 
     def value(self, x: Operand) -> float | int | bool | None:
         """The number behind a Python scalar or constant node, else None."""

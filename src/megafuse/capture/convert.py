@@ -9,9 +9,15 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from megafuse.capture import convert_activation, convert_dot, convert_move, convert_norm, convert_pointwise
-from megafuse.capture import convert_reduce
-from megafuse.capture.context import Context, Unconverted
+from megafuse.capture import (
+    convert_activation,
+    convert_dot,
+    convert_move,
+    convert_norm,
+    convert_pointwise,
+    convert_reduce,
+)
+from megafuse.capture.context import Context, Refused, Unconverted
 from megafuse.capture.dtypes import tensor_type
 from megafuse.capture.opaque import build_opaque, reason_for, result_types
 from megafuse.capture.origins import node_origins
@@ -25,10 +31,10 @@ CONVERTERS = (convert_activation, convert_dot, convert_move, convert_norm, conve
 
 
 class Walk:
-    """Converts one fx graph whose placeholders stand for ``inputs``."""
+    """Converts one fx graph. ``hint`` describes the user's arguments, for calls that PyTorch refuses."""
 
-    def __init__(self, builder: Builder, module: torch.fx.GraphModule) -> None:
-        self.builder, self.module = builder, module
+    def __init__(self, builder: Builder, module: torch.fx.GraphModule, hint: str) -> None:
+        self.builder, self.module, self.hint = builder, module, hint
         self.values: dict[torch.fx.Node, Any] = {}
         self.calls: list[OpaqueCall] = []
         self.entries: list[SupportEntry] = []
@@ -66,13 +72,15 @@ class Walk:
 
     def call(self, node: torch.fx.Node, origin: Origin | None) -> Any:
         """One call: its converter's result, checked against the type PyTorch promised, or an opaque call."""
-        args = torch.fx.node.map_arg(node.args, lambda n: self.values[n])
-        kwargs = torch.fx.node.map_arg(node.kwargs, lambda n: self.values[n])
+        args: Any = torch.fx.node.map_arg(node.args, lambda n: self.values[n])
+        kwargs: Any = torch.fx.node.map_arg(node.kwargs, lambda n: self.values[n])
         if node.target is operator.getitem:
             return args[0][args[1]]
         if not isinstance(node.target, torch._ops.OpOverload):
             raise CaptureError(f"{node.target} is not an ATen op", where=str(origin),
                                hint="keep this call outside of the fused function")  # fmt: skip
+        if node.target._schema.name.startswith(("aten::_assert", "aten::sym_constrain")):
+            return None  # a check of values: it has no result
         self.aten_calls += 1
         return self.convert(node.target, args, kwargs, node.meta.get("val"), origin)
 
@@ -86,8 +94,11 @@ class Walk:
                 result = converter(context, *args, **kwargs)
                 _verify(op, result, context, origin)
                 return result
-            except Unconverted as refusal:
-                reason = str(refusal)
+            except Unconverted as why:
+                reason = str(why)
+            except Refused as why:
+                where = f"{origin}  {origin.code}" if origin else None
+                raise CaptureError(f"PyTorch refuses {op}: {why}", where=where, hint=self.hint) from None
         self.entries.append(SupportEntry(str(op), reason, origin))
         return build_opaque(self.builder, op, args, kwargs, value, reason, self.calls)
 

@@ -362,5 +362,3 @@ def mse_loss_backward(cx: Context, g: Node, x: Node, target: Node, reduction: in
     dy, a, t = cx.operands(g, x, target)
     scale = 2.0 / max(x.type.numel, 1) if reduction == 1 else 2.0
     return cx.finish(mul(cx.b, cx.b.map("sub", a, t), scale, dy))
-
-

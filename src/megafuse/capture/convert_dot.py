@@ -9,10 +9,16 @@ from megafuse.core.dtypes import DType
 from megafuse.ir.graph import Node
 
 
+def check(cx: Context, *xs: Node | None) -> None:
+    """One floating-point type; integer products stay with the library."""
+    if all(x is None or not x.dtype.is_float for x in xs):
+        raise Unconverted("integer matrix product")
+    cx.same_types(*xs)
+
+
 def matmul(cx: Context, a: Node, b: Node, dtype: DType, bias: Node | None = None) -> Node:
     """[M, K] x [K, N] (+ [N]) -> [M, N]."""
-    if not dtype.is_float:
-        raise Unconverted("integer matrix product")
+    check(cx, a, b, bias)
     out = cx.b.dot(cx.b.reshape(a, (1, *a.shape)), cx.b.reshape(b, (1, *b.shape)), dtype, bias)
     return cx.b.reshape(out, out.shape[1:])
 
@@ -26,8 +32,7 @@ def mm(cx: Context, a: Node, b: Node) -> Node:
 @converts("bmm.default")
 def bmm(cx: Context, a: Node, b: Node) -> Node:
     """[P, M, K] x [P, K, N]."""
-    if not cx.out.dtype.is_float:
-        raise Unconverted("integer matrix product")
+    check(cx, a, b)
     return cx.b.dot(a, b, cx.out.dtype)
 
 
@@ -76,8 +81,7 @@ def addr(cx: Context, c: Node, x: Node, y: Node, *, beta: float = 1, alpha: floa
 @converts("baddbmm.default")
 def baddbmm(cx: Context, c: Node, a: Node, b: Node, *, beta: float = 1, alpha: float = 1) -> Node:
     """beta * c + alpha * a @ b, batched."""
-    if not cx.out.dtype.is_float:
-        raise Unconverted("integer matrix product")
+    check(cx, a, b)
     return accumulate(cx, c, cx.b.dot(a, b, cx.out.dtype), beta, alpha)
 
 

@@ -11,7 +11,6 @@ from megafuse.capture.registry import converts
 from megafuse.ir.graph import Node
 
 
-
 @converts("clone", "detach", "alias", "contiguous", "lift_fresh_copy", "lift_fresh", "lift", "detach_copy",
           "alias_copy")  # fmt: skip
 def identity(cx: Context, x: Node, *_: Any, **__: Any) -> Node:
@@ -77,9 +76,7 @@ def clamped(index: int | None, size: int, default: int) -> int:
 
 
 @converts("slice.Tensor", "slice_copy.Tensor")
-def slice_(
-    cx: Context, x: Node, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> Node:
+def slice_(cx: Context, x: Node, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Node:
     """``x[start:end:step]`` along a dim."""
     dim %= x.type.rank
     return cut(cx, x, dim, clamped(start, x.shape[dim], 0), cx.out.shape[dim], step)
@@ -306,5 +303,3 @@ def triu(cx: Context, x: Node, diagonal: int = 0) -> Node:
 def eye(cx: Context, *_: Any, **__: Any) -> Node:
     """Identity matrix."""
     return cx.finish(cx.b.cast(band(cx, cx.out.shape, "eq", 0), cx.out.dtype))
-
-

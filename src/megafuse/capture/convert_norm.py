@@ -62,7 +62,9 @@ def column_sum(cx: Context, v: Node, axes: Sequence[int], index: int) -> Node:
     return cx.b.cast(cx.b.reshape(cx.b.reduce("sum", v, axes), type_.shape), type_.dtype)
 
 
-def grads(cx: Context, mask: Sequence[bool], dx: Node, gx: Node, g: Node, axes: Sequence[int]) -> tuple[Node | None, ...]:
+def grads(
+    cx: Context, mask: Sequence[bool], dx: Node, gx: Node, g: Node, axes: Sequence[int]
+) -> tuple[Node | None, ...]:
     """(dx, dw, db) as asked for by ``mask``."""
     return (
         cx.finish(dx, 0) if mask[0] else None,
@@ -76,6 +78,7 @@ def layer_norm(
     cx: Context, x: Node, shape: Sequence[int], w: Node | None, b: Node | None, eps: float
 ) -> tuple[Node, Node, Node]:
     """Layer norm over the last ``len(shape)`` dims."""
+    cx.same_types(x, w, b)
     (v,) = widen(cx, x)
     mean, rstd = statistics(cx, v, trailing(x, shape), eps)
     xhat = cx.b.map("mul", cx.b.map("sub", v, mean), rstd)
@@ -138,6 +141,7 @@ def group_norm(
     cx: Context, x: Node, w: Node | None, b: Node | None, n: int, c: int, hw: int, group: int, eps: float
 ) -> tuple[Node, Node, Node]:
     """Group norm: statistics over the channels of a group and all positions."""
+    cx.same_types(x, w, b)
     (v,) = widen(cx, grouped(cx, x, n, c, hw, group))
     mean, rstd = statistics(cx, v, (2, 3), eps)
     xhat = cx.b.map("mul", cx.b.map("sub", v, mean), rstd)
@@ -254,10 +258,12 @@ def batch_norm_backward(
 ) -> tuple[Node | None, ...]:  # fmt: skip
     """Gradients of batch norm; in evaluation the statistics are constants."""
     if train:
-        assert mean is not None and rstd is not None
+        assert mean is not None
+        assert rstd is not None
         dy, v, m, r = widen(cx, g, x, mean, rstd)
     else:
-        assert rm is not None and rv is not None
+        assert rm is not None
+        assert rv is not None
         dy, v, m, s = widen(cx, g, x, rm, rv)
         r = cx.b.map("rsqrt", cx.b.map("add", s, eps))
     m, r = channel(cx, m, x) or m, channel(cx, r, x) or r
@@ -294,5 +300,6 @@ def weight_norm_backward(cx: Context, grad: Node, v: Node, g: Node, norm: Node, 
     b = cx.b
     dw, x, scale, n = widen(cx, grad, v, g, norm)
     along = b.reduce("sum", b.map("mul", dw, x), _others(v, dim), keepdim=True)
-    dv = b.map("mul", b.map("div", scale, n), b.map("sub", dw, b.map("mul", x, b.map("div", along, b.map("mul", n, n)))))
+    radial = b.map("mul", x, b.map("div", along, b.map("mul", n, n)))
+    dv = b.map("mul", b.map("div", scale, n), b.map("sub", dw, radial))
     return cx.finish(dv), cx.finish(b.map("div", along, n), 1)

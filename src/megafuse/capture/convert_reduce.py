@@ -85,9 +85,7 @@ def _variance(cx: Context, v: Node, axes: Sequence[int], correction: float) -> t
     return (cx.b.map("mul", total, 1.0 / left) if left else cx.b.map("div", total, 0.0)), centre
 
 
-def _spread(
-    cx: Context, x: Node, dim: Dims, keepdim: bool, correction: float | None, root: bool
-) -> tuple[Node, Node]:
+def _spread(cx: Context, x: Node, dim: Dims, keepdim: bool, correction: float | None, root: bool) -> tuple[Node, Node]:
     axes = cx.axes(x, dim)
     var, centre = _variance(cx, cx.up(x), axes, 1 if correction is None else correction)
     var = cx.b.map("sqrt", var) if root else var
@@ -163,6 +161,17 @@ def softmax(cx: Context, x: Node, dim: int, half_to_float: bool = False) -> Node
     shifted, axes = _shifted(cx, x, dim)
     e = cx.b.map("exp", shifted)
     return cx.finish(cx.b.map("div", e, cx.b.reduce("sum", e, axes, keepdim=True)))
+
+
+@converts("_safe_softmax")
+def safe_softmax(cx: Context, x: Node, dim: int, dtype: Any = None) -> Node:
+    """Softmax that is 0 in rows that are -inf throughout."""
+    b, axes = cx.b, cx.axes(x, dim)
+    top = b.reduce("max", cx.up(x), axes, keepdim=True)
+    shifted = b.map("sub", cx.up(x), b.map("where", b.map("eq", top, -math.inf), 0.0, top))
+    e = b.map("exp", shifted)
+    total = b.reduce("sum", e, axes, keepdim=True)
+    return cx.finish(b.map("div", e, b.map("where", b.map("eq", total, 0.0), 1.0, total)))
 
 
 @converts("_softmax_backward_data")

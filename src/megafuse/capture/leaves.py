@@ -23,7 +23,8 @@ class FlatCall:
     """The flattened arguments of a call.
 
     ``leaves[i]`` is a leaf of ``(args, kwargs)``; ``tensors`` are the positions of tensors among them, ``labels``
-    their names in messages; ``positional`` and ``keywords`` are the arguments' own trees. ``modules`` are the modules of the function itself first, then those among the arguments.
+    their names in messages; ``positional`` and ``keywords`` are the arguments' own trees. ``modules`` are the modules
+    of the function itself first, then those among the arguments.
     """
 
     spec: pytree.TreeSpec
@@ -193,9 +194,7 @@ class LeafGetter:
         return [tensors[i] for i in self._args] + [table[key] for table, key in state]  # type: ignore[index]
 
     def _same_modules(self, flat: list[Any]) -> bool:
-        return all(
-            at is None or flat[at] is m for m, at in zip(self._call.modules, self._call.module_at, strict=True)
-        )
+        return all(at is None or flat[at] is m for m, at in zip(self._call.modules, self._call.module_at, strict=True))
 
     def _resolve(self, flat: list[Any]) -> list[tuple[Any, Any]]:
         """Sources of the state when other modules of the same structure are given."""

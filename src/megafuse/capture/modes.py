@@ -86,11 +86,10 @@ class TraceMode(TorchFunctionMode):
 
     def native(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Call ``func``; where CUDA takes one kernel that meta does not, take that kernel."""
-        if self.device.type == "cuda" or self.device.type == "meta":
-            if func is torch._weight_norm and 0 <= (_dim := args[2] if len(args) > 2 else 0) < 1:
-                return torch.ops.aten._weight_norm_interface(args[0], args[1], _dim)[0]
-            if func is torch.dropout and len(args) == 3 and args[2] and 0.0 < args[1] < 1.0:
-                return torch.native_dropout(args[0], args[1], True)[0]
+        if func is torch._weight_norm and not kwargs:
+            return _weight_norm(*args)
+        if func is torch.dropout and len(args) == 3 and args[2] and 0.0 < args[1] < 1.0:
+            return torch.native_dropout(args[0], args[1], True)[0]
         return func(*args, **kwargs)
 
     def create(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> torch.Tensor:
@@ -128,14 +127,20 @@ class TraceMode(TorchFunctionMode):
         return self.swaps[id(tensor)]
 
 
+def _weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor:
+    """One op where CUDA has one (the first or last dim) and this PyTorch can trace its backward, else its pieces."""
+    backward = torch.ops.aten._weight_norm_interface_backward.default
+    if dim in (0, v.dim() - 1) and torch._C.DispatchKey.Meta in backward.py_kernels:
+        return torch.ops.aten._weight_norm_interface.default(v, g, dim)[0]
+    return v * (g / torch.norm_except_dim(v, 2, dim))
+
+
 def _has_tensor(tree: Any) -> bool:
     return any(isinstance(x, torch.Tensor) for x in pytree.tree_leaves(tree))
 
 
 def _is_device(value: Any) -> bool:
-    if isinstance(value, torch.device):
-        return value.type != "cpu" or True
-    return isinstance(value, str) and value.split(":")[0] in ("cpu", "cuda")
+    return isinstance(value, torch.device) or (isinstance(value, str) and value.split(":")[0] in ("cpu", "cuda"))
 
 
 def _to_meta(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -6,6 +6,7 @@ import dis
 import linecache
 import os
 import sys
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -14,26 +15,26 @@ from torch.fx import traceback as fx_traceback
 
 from megafuse.ir.types import Origin
 
-TORCH_DIR = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-CAPTURE_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_NN_DIR = os.path.join(TORCH_DIR, "nn") + os.sep
+TORCH_DIR = str(Path(torch.__file__).absolute().parent) + os.sep
+CAPTURE_DIR = str(Path(__file__).absolute().parent) + os.sep
+_NN_DIR = str(Path(TORCH_DIR) / "nn" / "modules") + os.sep
 _MARK = "megafuse:"
 
 
 def is_library(filename: str) -> bool:
     """True for code of PyTorch, of capture, and for code with no file."""
-    return filename.startswith((TORCH_DIR, CAPTURE_DIR, "<frozen")) or "contextlib" in os.path.basename(filename)
+    return filename.startswith((TORCH_DIR, CAPTURE_DIR, "<frozen")) or "contextlib" in Path(filename).name
 
 
 def origin_at(filename: str, line: int) -> Origin:
     """The line as an origin, with its text where the file can be read."""
-    return Origin(os.path.basename(filename), line, linecache.getline(filename, line).strip())
+    return Origin(Path(filename).name, line, linecache.getline(filename, line).strip())
 
 
 def current_origin(stop: str) -> Origin | None:
     """The innermost line of the user's code; the walk ends at the capture function named ``stop``.
 
-    Where the callable is itself a library module, the line in ``torch.nn`` stands in.
+    Where the callable is itself a library module, the line in ``torch.nn.modules`` stands in.
     """
     frame: FrameType | None = sys._getframe(1)
     library: FrameType | None = None

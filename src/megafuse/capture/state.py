@@ -29,8 +29,8 @@ def swapped_state(modules: Sequence[nn.Module], swaps: Mapping[int, torch.Tensor
     saved = [(m, dict(m.__dict__), dict(m._parameters), dict(m._buffers)) for m in every]
     try:
         for module in every:
-            tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
-            for table in tables:
+            state: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+            for table in state:
                 for name, tensor in table.items():
                     if tensor is not None:
                         table[name] = swaps.get(id(tensor), tensor)
@@ -39,6 +39,10 @@ def swapped_state(modules: Sequence[nn.Module], swaps: Mapping[int, torch.Tensor
         for module, attributes, parameters, buffers in saved:
             module.__dict__.clear()
             module.__dict__.update(attributes)
-            for current, old in ((module._parameters, parameters), (module._buffers, buffers)):
+            for current, old in _pairs(module, parameters, buffers):
                 current.clear()
                 current.update(old)
+
+
+def _pairs(module: nn.Module, *old: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    yield from zip((module._parameters, module._buffers), old, strict=True)

@@ -20,7 +20,10 @@ from megafuse.capture.state import swapped_state
 from megafuse.capture.types import OutSpec
 from megafuse.core.errors import CaptureError, MegafuseError
 
-_DATA_DEPENDENT = ("meta tensor", "data-dependent", "datadependent", "unbacked", "aten._local_scalar_dense")
+_DATA_DEPENDENT = (
+    "called on meta tensors", "out of meta tensor", "data-dependent", "datadependent", "unbacked",
+    "_local_scalar_dense", "nonzero", "aten::masked_select", "aten::equal", "boolean value of tensor",
+)  # fmt: skip
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 
 
@@ -49,9 +52,7 @@ class Subject:
 
     def run(self, stand_ins: Sequence[torch.Tensor], constants: Sequence[torch.Tensor] | None) -> Any:
         """Call the function on stand-ins, one for each source."""
-        swaps = {
-            id(s.tensor): t for s, t in zip(self.sources, stand_ins, strict=True) if s.kind in ("param", "buffer")
-        }
+        swaps = {id(s.tensor): t for s, t in zip(self.sources, stand_ins, strict=True) if s.kind in ("param", "buffer")}
         arguments = list(self.call.leaves)
         for source, tensor in zip(self.sources, stand_ins, strict=True):
             if source.kind == "arg":
@@ -82,13 +83,17 @@ class Subject:
 
 @dataclass
 class DryRun:
-    """What the dry run on stand-ins told of the user's output and of leaves that change in place."""
+    """What the dry run on stand-ins told of the user's output.
+
+    ``mutable`` are the leaves that may change in place: all buffers (a batch norm on stand-ins leaves no trace of its
+    change), and what was seen to change. Each becomes a forward output; those that stay as they are go again.
+    """
 
     spec: OutSpec
     strides: tuple[tuple[int, ...], ...]
     requires_grad: tuple[bool, ...]
     alias: tuple[int | None, ...]
-    mutated: tuple[int, ...]
+    mutable: tuple[int, ...]
 
 
 @dataclass
@@ -124,7 +129,7 @@ def dry_run(subject: Subject) -> DryRun:
         tuple(tuple(t.stride()) for t in tensors),
         tuple(t.requires_grad for t in tensors),
         tuple(storages.get(_storage(t)) for t in tensors),
-        tuple(sorted({*changed, *rebound})),
+        tuple(sorted({*changed, *rebound, *(i for i, s in enumerate(subject.sources) if s.kind == "buffer")})),
     )
 
 
@@ -173,7 +178,7 @@ def explain(error: Exception, subject: Subject) -> NoReturn:
         ) from error
     if isinstance(error, RuntimeError):
         raise CaptureError(f"PyTorch refused the call: {_first_line(text)}", where=line,
-                           hint=_kinds(subject)) from error  # fmt: skip
+                           hint=argument_kinds(subject)) from error  # fmt: skip
     raise error
 
 
@@ -181,7 +186,7 @@ def _first_line(text: str) -> str:
     return text.strip().splitlines()[0] if text.strip() else "no message"
 
 
-def _kinds(subject: Subject) -> str:
+def argument_kinds(subject: Subject) -> str:
     """The arguments' element types and shapes, and those of the parameters where they differ."""
     given = [f"{s.label} is {_describe(s.tensor)}" for s in subject.sources if s.kind == "arg"]
     held = sorted({str(s.tensor.dtype) for s in subject.sources if s.kind == "param"})
@@ -207,11 +212,12 @@ def trace(subject: Subject, dry: DryRun) -> Traced:
         box.append(Traced(joint, num_fwd_outputs, True))
         raise _Recorded
 
-    def inference(forward: torch.fx.GraphModule, _inputs: Any) -> NoReturn:
+    def inference(forward: Any, _inputs: Any) -> NoReturn:
         box.append(Traced(forward, len(_output_args(forward)), False))
         raise _Recorded
 
-    traced: Callable[..., Any] = aot_function(
+    make: Any = aot_function
+    traced: Callable[..., Any] = make(
         flat, fw_compiler=inference, bw_compiler=inference, inference_compiler=inference, partition_fn=partition,
         decompositions=None,
     )  # fmt: skip
@@ -243,9 +249,7 @@ def _outputs(subject: Subject, dry: DryRun, tensors: Sequence[torch.Tensor]) -> 
     that the change is an output and not a mutation.
     """
     count = len(subject.sources)
-    given = [t.clone() if i in dry.mutated else t for i, t in enumerate(tensors[:count])]
+    given = [t.clone() if i in dry.mutable else t for i, t in enumerate(tensors[:count])]
     result, rebound = subject.run(given, tensors[count:])
     outputs = [v.clone() for v in pytree.tree_leaves(result) if isinstance(v, torch.Tensor)]
-    return outputs + [rebound.get(i, given[i]).detach().clone() for i in dry.mutated]
-
-
+    return outputs + [rebound.get(i, given[i]).detach().clone() for i in dry.mutable]

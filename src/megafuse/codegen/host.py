@@ -15,6 +15,7 @@ The text imports nothing. The runtime (or the preamble of an exported file) supp
 
 from __future__ import annotations
 
+import builtins
 import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +28,7 @@ from megafuse.core.errors import VerifyError
 from megafuse.schedule.types import Alloc, Buffer, Call, DotCall, Free, Launch, OpaqueCall, Step, View
 
 HELPERS = ("empty", "view", "detached", "fresh", "arrange", "mm", "bmm", "addmm", "baddbmm", "opaque")
-_ARGUMENTS = ("inputs", "saved", "tangents", "forward", "backward", "SAVED_INPUTS", "OVERWRITTEN", "_")
+_ARGUMENTS = ("inputs", "saved", "tangents", "forward", "backward", "SAVED_INPUTS", "SAVED_STRIDES", "OVERWRITTEN", "_")
 _HEAD = """Launch code of one fused step.
 
 forward(inputs) -> (outputs, saved); backward(saved, tangents) -> grads. All are lists of tensors (None: no tensor); the
@@ -38,18 +39,21 @@ def print_host(step: Step, kernel_names: Sequence[str], *, tangent_base: int = 0
     """The launch code of ``step``. ``kernel_names[i]`` names the launcher of kernel ``i``.
 
     ``tangents[j]`` is the tangent buffer of position ``tangent_base + j``: where tangents are numbered after the graph
-    inputs, ``tangent_base`` is the number of the latter. ``saved[i]`` is ``step.saved[i]``. Two module constants go
-    with the functions: ``SAVED_INPUTS[i]``, the input that ``saved[i]`` is (-1: none), and ``OVERWRITTEN``, the
-    positions in ``saved`` whose memory backward writes over.
+    inputs, ``tangent_base`` is the number of the latter. ``saved[i]`` is ``step.saved[i]``. Three module constants go
+    with the functions: ``SAVED_INPUTS[i]``, the input that ``saved[i]`` is (-1: none), ``SAVED_STRIDES[i]``, the
+    strides that backward relies on, and ``OVERWRITTEN``, the positions in ``saved`` that backward writes over.
 
     Raises:
-        VerifyError: a call uses a buffer that is not there, or writes to an input or a tangent.
+        VerifyError: a call uses a buffer that is not there, or writes to memory that the caller sees.
     """
     names = _buffer_names(step, kernel_names)
     writer = Writer()
     writer.raw(f'"""{_HEAD}\n"""')
     writer.blank()
     writer.line(f"SAVED_INPUTS = {_tuple(_saved_inputs(step))}")
+    writer.call(
+        "SAVED_STRIDES = (", [str(step.buffer(n).strides) for n in step.saved], ",)" if len(step.saved) == 1 else ")"
+    )
     writer.line(f"OVERWRITTEN = {_tuple(_overwritten(step))}")
     needs = _Function(step, names, kernel_names, writer).forward()
     if step.backward or any(g is not None for g in step.grads):
@@ -87,7 +91,7 @@ def _tuple(values: Iterable[object]) -> str:
 
 
 def _buffer_names(step: Step, kernel_names: Sequence[str]) -> dict[str, str]:
-    taken = {*RESERVED, *HELPERS, *_ARGUMENTS, *kernel_names, *map(dtype_token, DType)}
+    taken = {*RESERVED, *dir(builtins), *HELPERS, *_ARGUMENTS, *kernel_names, *map(dtype_token, DType)}
     namer = Namer(frozenset(taken))
     return {b.name: namer.one(b.name) for b in step.buffers}
 
@@ -99,6 +103,9 @@ def _saved_inputs(step: Step) -> list[int]:
 
 def _overwritten(step: Step) -> list[int]:
     written = {name for call in step.backward for name in written_by(call, step)}
+    for view in step.outputs:
+        if view is not None and view.buffer in written:
+            raise VerifyError(f"backward writes over {view.buffer!r}, which forward returned to the caller")
     return [i for i, name in enumerate(step.saved) if name in written]
 
 
@@ -167,7 +174,9 @@ class _Function:
             self._calls(self.step.forward)
             outputs = [self._output(v) for v in self.step.outputs]
             saved = [self._name(n) for n in self.step.saved]
-            self.writer.call("return (", [f"[{', '.join(outputs)}]", f"[{', '.join(saved)}]"])
+            lists = [f"[{', '.join(outputs)}]", f"[{', '.join(saved)}]"]
+            fits = sum(map(len, lists)) < LINE - 20
+            self.writer.call("return " if fits else "return (", lists, "" if fits else ")")
         return self.needs
 
     def backward(self, tangent_base: int) -> set[str]:

@@ -92,6 +92,12 @@ def has_cols(level: Level) -> bool:
     return level in (Level.COL, Level.TILE)
 
 
+def join_levels(level: Level, rows: bool, cols: bool) -> Level:
+    """``level``, with rows and columns added."""
+    rows, cols = rows or has_rows(level), cols or has_cols(level)
+    return Level.TILE if rows and cols else Level.ROW if rows else Level.COL if cols else Level.SCALAR
+
+
 def axis_sizes(phase: Phase) -> dict[str, int]:
     """Size of each axis that an index of this phase may name."""
     sizes = {axis.name: axis.size for axis in (*phase.fixed, *phase.loop, *phase.cols)}

@@ -90,22 +90,31 @@ class Writer:
         self.line(tail)
 
     def assign(self, name: str, value: str) -> None:
-        """``name = value``, in parentheses on lines of their own where it is too long for one line."""
-        if len(name) + 3 + len(value) <= LINE - 4 * self._depth:
-            self.line(f"{name} = {value}")
-            return
-        self.line(f"{name} = (")
-        for part in _split_operands(value):
-            self.line(f"    {part}")
-        self.line(")")
+        """``name = value``; a value too long for one line is broken inside its call, or before its operators."""
+        text = f"{name} = {value}"
+        operands = _split(value, _OPERATORS)
+        if len(text) <= LINE - 4 * self._depth:
+            self.line(text)
+        elif len(operands) == 1 and value.endswith(")"):
+            head, args = value[:-1].split("(", 1)
+            self.call(f"{name} = {head}(", [arg.strip() for arg in _split(args, (",",))])
+        else:
+            self.line(f"{name} = (")
+            for part in operands:
+                self.line(f"    {part}")
+            self.line(")")
 
 
-def _split_operands(text: str) -> list[str]:
-    """Cut a long expression before its top-level binary operators, as the formatter does."""
+_OPERATORS = (" + ", " - ", " * ", " & ", " | ")
+
+
+def _split(text: str, marks: Sequence[str]) -> list[str]:
+    """Cut ``text`` where one of ``marks`` stands outside all brackets; operators stay with what follows them."""
     depth, start, parts = 0, 0, []
     for at, char in enumerate(text):
         depth += (char in "([") - (char in ")]")
-        if depth == 0 and char == " " and text[at + 1 : at + 3] in ("& ", "+ ", "| "):
+        mark = next((m for m in marks if text.startswith(m, at)), "") if depth == 0 else ""
+        if mark:
             parts.append(text[start:at])
             start = at + 1
     return [*parts, text[start:]]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from megafuse.ir.nest import Anchor
 from megafuse.ir.graph import Graph, Node, contiguous_strides
+from megafuse.ir.trace import Memory
 from megafuse.ir.types import Concat, Const, Dot, Input, Iota, Opaque, Pick, Reduce
 from megafuse.ir.views import is_dense, layout_for, same_strides, strided_view, view_base
 
@@ -40,9 +41,11 @@ class Anchors:
         return tuple(out)
 
     @property
-    def materialised(self) -> frozenset[Node]:
+    def materialised(self) -> Memory:
         """Every node that can be read from memory."""
-        return frozenset(self.nodes) | frozenset(n for n in self.graph.nodes if n.is_a(*IN_MEMORY))
+        nodes = frozenset(self.nodes) | frozenset(n for n in self.graph.nodes if n.is_a(*IN_MEMORY))
+        flat = (n for n in nodes if same_strides(n.shape, self.strides(n), contiguous_strides(n.shape)))
+        return Memory(nodes, flat)
 
     def strides(self, node: Node) -> tuple[int, ...]:
         """Strides of a materialised node in elements."""
@@ -58,6 +61,8 @@ def choose_anchors(graph: Graph, wanted: Mapping[int, Sequence[int]], extra: Seq
     decisions of the cover).
     """
     anchors = Anchors(graph)
+    for node in extra:
+        _anchor(anchors, node, contiguous_strides(node.shape))
     for i, node in enumerate(graph.outputs):
         if node is not None:
             _anchor_output(anchors, node, tuple(wanted.get(i, contiguous_strides(node.shape))))
@@ -70,8 +75,6 @@ def choose_anchors(graph: Graph, wanted: Mapping[int, Sequence[int]], extra: Seq
                 _anchor_operand(anchors, arg)
         elif isinstance(node.attrs, Reduce):
             _anchor(anchors, node, contiguous_strides(node.shape))
-    for node in extra:
-        _anchor(anchors, node, contiguous_strides(node.shape))
     return anchors
 
 

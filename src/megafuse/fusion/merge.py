@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
 from dataclasses import replace
 
 from megafuse.fusion.align import SplitRequest, alignments
 from megafuse.ir.nest import Nest, Root, Space
-from megafuse.ir.trace import NestError, Trace, trace_nest
-from megafuse.ir.graph import Node
+from megafuse.ir.trace import Memory, NestError, Trace, trace_nest
 
 MAX_SPLITS = 8
 
 
-def merge_nests(first: Trace, second: Trace, materialised: Set[Node]) -> list[Trace]:
+def merge_nests(first: Trace, second: Trace, materialised: Memory) -> list[Trace]:
     """All legal merges of two traced nests (in the first's axes).
 
     Raises:
@@ -28,7 +26,7 @@ def merge_nests(first: Trace, second: Trace, materialised: Set[Node]) -> list[Tr
 
 
 def _try_merges(
-    first: Trace, second: Trace, materialised: Set[Node], merged: list[Trace], reasons: list[str], budget: int
+    first: Trace, second: Trace, materialised: Memory, merged: list[Trace], reasons: list[str], budget: int
 ) -> None:
     for aligned in alignments(first, second):
         if isinstance(aligned, SplitRequest):

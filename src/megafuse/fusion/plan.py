@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from megafuse.ir.graph import Graph, Node
 from megafuse.ir.nest import Nest
+from megafuse.ir.trace import Memory
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Cover:
     nests: tuple[Nest, ...]
     groups: tuple[KernelGroup, ...]
     layout: Mapping[Node, tuple[int, ...]]
-    materialised: frozenset[Node]
+    materialised: Memory
     boundaries: tuple[Boundary, ...] = field(default=())
     seconds: float = 0.0
     decisions: tuple[str, ...] = field(default=())

@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from megafuse.core.device import DeviceSpec
+from megafuse.core.errors import VerifyError
 from megafuse.fusion.anchors import Anchors, choose_anchors
 from megafuse.fusion.cover import Item, Memo, Search, boundaries
 from megafuse.fusion.group import Group, group_items, total_seconds
 from megafuse.fusion.plan import Cover, KernelGroup
 from megafuse.fusion.recompute import recompute_candidates
 from megafuse.ir.graph import Graph, Node
+from megafuse.ir.trace import NestError
 
 MAX_ROUNDS = 4
+MAX_STARTS = 200
 
 
 @dataclass
@@ -54,10 +57,24 @@ def plan_cover(graph: Graph, wanted: Mapping[int, Sequence[int]], device: Device
 
 
 def _attempt(graph: Graph, wanted: Mapping[int, Sequence[int]], device: DeviceSpec, extra: tuple[Node, ...], memo: Memo) -> _Attempt:
-    anchors = choose_anchors(graph, wanted, extra)
-    search = Search(graph, anchors, device, memo)
+    anchors, search = _start(graph, wanted, device, extra, memo)
     items = search.run()
     return _Attempt(anchors, search, items, group_items(search, items, device))
+
+
+def _start(
+    graph: Graph, wanted: Mapping[int, Sequence[int]], device: DeviceSpec, extra: tuple[Node, ...], memo: Memo
+) -> tuple[Anchors, Search]:
+    """Anchors under which every anchor can be computed alone: what a reshape cannot look through gets memory."""
+    for _ in range(MAX_STARTS):
+        anchors = choose_anchors(graph, wanted, extra)
+        try:
+            return anchors, Search(graph, anchors, device, memo)
+        except NestError as error:
+            if error.culprit is None or error.culprit in extra:
+                raise VerifyError(f"a value cannot be computed in any nest: {error}") from error
+            extra = (*extra, error.culprit)
+    raise VerifyError(f"{MAX_STARTS} values were given memory without reaching a start")
 
 
 def _freeze(graph: Graph, attempt: _Attempt, decisions: list[str]) -> Cover:

@@ -181,10 +181,42 @@ def pull_back(node: Node, index: Index, sizes: Mapping[str, int]) -> list[tuple[
         ranges = zip(moved, arg.shape, node.shape, strict=True)
         return [(arg, moved, tuple(Guard(ix, 0, n) for ix, n, full in ranges if n != full))]
     if isinstance(attrs, Reshape):
-        linear = combine(index, contiguous_strides(node.shape))
-        return [(arg, split_linear(linear, arg.shape, sizes), ())]
+        return [(arg, _reshape_index(index, node.shape, arg.shape, sizes), ())]
     assert isinstance(attrs, Concat)
     return _pull_back_concat(node, index, attrs.axis)
+
+
+def _reshape_index(index: Index, shape: Sequence[int], into: Sequence[int], sizes: Mapping[str, int]) -> Index:
+    """Index under shape ``into``: dims that the reshape leaves alone keep theirs, runs that it cuts anew are re-split."""
+    out: list[Affine] = []
+    for ours, theirs in _dim_runs(shape, into):
+        old, new = shape[ours], into[theirs]
+        if tuple(n for n in old if n != 1) == tuple(n for n in new if n != 1):
+            left = iter(ix for ix, n in zip(index[ours], old, strict=True) if n != 1)
+            out.extend(next(left) if n != 1 else ZERO for n in new)
+        else:
+            out.extend(split_linear(combine(index[ours], contiguous_strides(old)), new, sizes))
+    return tuple(out)
+
+
+def _dim_runs(a: Sequence[int], b: Sequence[int]) -> list[tuple[slice, slice]]:
+    """Cut two shapes of equal size into the shortest runs of dims with equal products."""
+    runs = []
+    i = j = 0
+    while i < len(a) or j < len(b):
+        start_i, start_j = i, j
+        left = right = 1
+        while i == start_i or j == start_j or left != right:
+            if i < len(a) and (left <= right or j == len(b)):
+                left *= a[i]
+                i += 1
+            elif j < len(b):
+                right *= b[j]
+                j += 1
+            else:
+                break
+        runs.append((slice(start_i, i), slice(start_j, j)))
+    return runs
 
 
 def _pull_back_concat(node: Node, index: Index, axis: int) -> list[tuple[Node, Index, tuple[Guard, ...]]]:

@@ -7,21 +7,52 @@ raises :class:`NestError` with the reason, which ``explain`` prints.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from megafuse.core.dtypes import DType
 from megafuse.ir.nest import Nest, Root
-from megafuse.ir.graph import Node
-from megafuse.ir.index import Guard, Index, NeedSplit, NotAffine, axis_index, guard_decides, pull_back, split_linear
-from megafuse.ir.types import MOVES, Cast, Concat, Const, Dot, Input, Iota, Map, Opaque, Pad, Pick, Reduce
+from megafuse.ir.graph import Node, contiguous_strides
+from megafuse.ir.index import (
+    ZERO,
+    Guard,
+    Index,
+    NeedSplit,
+    NotAffine,
+    axis_index,
+    combine,
+    guard_decides,
+    pull_back,
+    split_linear,
+)
+from megafuse.ir.types import MOVES, Cast, Concat, Const, Dot, Input, Iota, Map, Opaque, Pad, Pick, Reduce, Reshape
 
 
 _NONE: frozenset[str] = frozenset()
 
 
+class Memory(frozenset[Node]):
+    """Nodes that are read from memory. ``flat``: those laid out contiguously, which any reshape can read by address."""
+
+    flat: frozenset[Node]
+
+    def __new__(cls, nodes: Iterable[Node] = (), flat: Iterable[Node] = ()) -> Memory:
+        self = super().__new__(cls, nodes)
+        self.flat = frozenset(flat)
+        return self
+
+    def replace(self, without: Iterable[Node], plus: Iterable[Node]) -> Memory:
+        """The same less some nodes, with others (contiguous ones) added."""
+        new = frozenset(plus)
+        return Memory(self - frozenset(without) | new, self.flat | new)
+
+
 class NestError(Exception):
-    """These roots cannot share a nest; the text says why."""
+    """These roots cannot share a nest; the text says why. ``culprit``: a value that, given memory, would help."""
+
+    def __init__(self, reason: str, culprit: Node | None = None) -> None:
+        super().__init__(reason)
+        self.culprit = culprit
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +87,7 @@ class Trace:
         return frozenset(i.node for i in self.insts if i.kind == "load")
 
 
-def trace_nest(nest: Nest, materialised: Set[Node], overrides: Mapping[Node, Node] | None = None) -> Trace:
+def trace_nest(nest: Nest, materialised: Memory, overrides: Mapping[Node, Node] | None = None) -> Trace:
     """Trace ``nest``, splitting axes as its moves require. The result's ``nest`` has the finer axes.
 
     ``materialised`` nodes are read from memory unless the nest itself computes them at the same index. ``overrides``
@@ -71,12 +102,12 @@ def trace_nest(nest: Nest, materialised: Set[Node], overrides: Mapping[Node, Nod
         except NeedSplit as need:
             nest = nest.split(need.axis, need.inner)
         except NotAffine as bad:
-            raise NestError(f"a reshape does not follow the nest's axes: {bad}") from None
+            raise NestError(f"the columns do not follow the nest's axes: {bad}") from None
     raise NestError("its axes were split 64 times without an end")
 
 
 class _Tracer:
-    def __init__(self, nest: Nest, materialised: Set[Node], overrides: Mapping[Node, Node]) -> None:
+    def __init__(self, nest: Nest, materialised: Memory, overrides: Mapping[Node, Node]) -> None:
         self.nest, self.materialised, self.overrides = nest, materialised, overrides
         self.sizes = nest.space.sizes
         self.row_names, self.col_names = nest.space.row_names, nest.space.col_names
@@ -129,7 +160,10 @@ class _Tracer:
 
     def evaluate_move(self, node: Node, index: Index, guards: tuple[Guard, ...]) -> Inst:
         """Pull the index through; parts of a concat or pad become a chain of ``where``."""
-        pulled = pull_back(node, index, self.sizes)
+        try:
+            pulled = pull_back(node, index, self.sizes)
+        except NotAffine as bad:
+            return self.load_flat(node, index, guards, bad)
         if not isinstance(node.attrs, Pad | Concat):
             (arg, moved, _) = pulled[0]
             return self.visit(arg, moved, guards)
@@ -152,6 +186,15 @@ class _Tracer:
             result = self.add(Inst("map", node, node.dtype, axes | value.axes | result.axes, args, fn="where"))
         assert result is not None
         return result
+
+    def load_flat(self, node: Node, index: Index, guards: tuple[Guard, ...], bad: NotAffine) -> Inst:
+        """A reshape that shares no factorisation with its argument reads contiguous memory by address."""
+        arg = node.args[0]
+        if not isinstance(node.attrs, Reshape) or arg not in self.materialised.flat or arg in self.own or not arg.shape:
+            raise NestError(f"a reshape does not follow the nest's axes: {bad}", arg) from None
+        linear = combine(index, contiguous_strides(node.shape))
+        flat = (*(ZERO for _ in arg.shape[1:]), linear)
+        return self.add(Inst("load", arg, arg.dtype, linear.axes, index=flat, guards=guards))
 
     def evaluate_reduce(self, node: Node, index: Index, guards: tuple[Guard, ...]) -> Inst:
         """A reduction over exactly the nest's columns, for an index made of rows only."""

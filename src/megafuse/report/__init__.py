@@ -1,1 +1,1 @@
-"""Reports for people (terminal, Markdown, HTML) from records; measures nothing."""
+"""Reports for people from records; measures nothing."""

@@ -1,7 +1,8 @@
 """A captured step as one node of PyTorch's autograd graph.
 
 * **Saved tensors** all go through ``save_for_backward``: an in-place change of one before backward raises as in eager
-  mode, and saved-tensor hooks (activation checkpointing, offloading) see them.
+  mode, and saved-tensor hooks (activation checkpointing, offloading) see them. What a hook gives back in another layout
+  is brought back to the one that the kernels rely on.
 * **Early death**: unless the graph is kept (``retain_graph=True``), the node drops its saved tensors when backward
   starts, and launch code frees each after its last use. Where the graph is kept, saved tensors that backward would
   write over are copied first.
@@ -16,6 +17,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -23,11 +25,13 @@ from torch import Tensor
 
 from megafuse.core.errors import LaunchError
 from megafuse.runtime.step import LoadedStep
+from megafuse.runtime.tensors import restore
 
 Original = Callable[..., Sequence[Tensor | None]]
 _keep_graph: Callable[[], bool] | None = getattr(
     getattr(torch._C, "_autograd", None), "_get_current_graph_task_keep_graph", None
 )
+_any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
 @dataclass(frozen=True)
@@ -51,10 +55,12 @@ class StepSpec:
     original: Original | None = None
     keep_inputs: bool = False
     unsaved: tuple[int, ...] = field(init=False)
+    plain_outputs: bool = field(init=False)
 
     def __post_init__(self) -> None:
         unsaved = tuple(i for i in range(self.num_inputs) if i not in self.step.saved_inputs)
         object.__setattr__(self, "unsaved", unsaved)
+        object.__setattr__(self, "plain_outputs", bool(self.mutations) or not all(self.differentiable))
 
 
 def apply(spec: StepSpec, *tensors: Tensor) -> tuple[Tensor | None, ...]:
@@ -91,14 +97,14 @@ class _FusedStep(torch.autograd.Function):
         ctx.spec = spec
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*saved)
-        ctx.mark_non_differentiable(
-            *[o for o, wanted in zip(outputs, spec.differentiable, strict=False) if o is not None and not wanted],
-            *[o for o in outputs[len(spec.differentiable) :] if o is not None],
-        )
+        if spec.plain_outputs:
+            plain = [o for o, wanted in zip_longest(outputs, spec.differentiable) if o is not None and not wanted]
+            ctx.mark_non_differentiable(*plain)
         if spec.original is not None:
-            ctx.others = [tensors[i] if spec.keep_inputs else weakref.ref(tensors[i]) for i in spec.unsaved]
-            ctx.versions = [tensors[i]._version for i in spec.unsaved]
-            ctx.autocast = _autocast_state(spec.step.device.type)
+            others = [tensors[i] for i in spec.unsaved]
+            ctx.versions = [_version(t) for t in others]
+            ctx.others = others if spec.keep_inputs else [weakref.ref(t) for t in others]
+            ctx.autocast = _autocast_state(spec.step.device.type) if _any_autocast() else nullcontext
         return tuple(outputs)
 
     @staticmethod
@@ -122,7 +128,9 @@ def _gradients(ctx: Any, tangents: list[Tensor | None]) -> list[Tensor | None]:
 
 def _take_saved(ctx: Any, overwritten: tuple[int, ...]) -> list[Tensor | None]:
     """The saved tensors. Unless the graph is kept, the node forgets them; where it is, those at risk are copied."""
-    saved = list(ctx.saved_tensors)
+    saved, strides = list(ctx.saved_tensors), ctx.spec.step.saved_strides
+    if strides and [t.stride() for t in saved] != strides:
+        saved = [restore(t, s) for t, s in zip(saved, strides, strict=True)]
     if _keep_graph is None or _keep_graph():
         for position in overwritten:
             saved[position] = saved[position].clone()
@@ -134,7 +142,8 @@ def _take_saved(ctx: Any, overwritten: tuple[int, ...]) -> list[Tensor | None]:
 def _differentiable_gradients(ctx: Any, tangents: tuple[Tensor | None, ...]) -> list[Tensor | None]:
     """Gradients by every input through the original callable, themselves differentiable.
 
-    Each input enters as an alias of its own, so that an input which is computed from another one does not count twice.
+    Each input enters as an alias of its own, so that an input which is computed from another one does not count
+    twice.
     """
     spec: StepSpec = ctx.spec
     if spec.original is None:
@@ -145,6 +154,8 @@ def _differentiable_gradients(ctx: Any, tangents: tuple[Tensor | None, ...]) -> 
     inputs = _all_inputs(ctx)
     with torch.enable_grad(), ctx.autocast():
         aliases = [t.view_as(t) if t.requires_grad else t for t in inputs]
+        for position, _ in spec.mutations:
+            aliases[position] = inputs[position].detach().clone()  # the second run must not change it again
         outputs = spec.original(*aliases)
         pairs = zip(outputs, tangents, strict=False)
         roots = [(o, g) for o, g in pairs if o is not None and g is not None and o.requires_grad]
@@ -169,12 +180,14 @@ def _all_inputs(ctx: Any) -> list[Tensor]:
     spec: StepSpec = ctx.spec
     saved = ctx.saved_tensors
     inputs: list[Any] = [None] * spec.num_inputs
+    mutated = [position for position, _ in spec.mutations]
     for place, position in enumerate(spec.step.saved_inputs):
         if position >= 0:
             inputs[position] = saved[place]
     for position, held, version in zip(spec.unsaved, ctx.others, ctx.versions, strict=True):
         tensor = held() if isinstance(held, weakref.ref) else held
-        if tensor is None or tensor._version != version:
+        changed = tensor is not None and _version(tensor) != version and position not in mutated
+        if tensor is None or changed:
             state = "no longer exists" if tensor is None else "was changed in place"
             raise LaunchError(
                 f"double backward needs input {position} of the fused step, which {state}",
@@ -182,6 +195,11 @@ def _all_inputs(ctx: Any) -> list[Tensor]:
             )
         inputs[position] = tensor
     return inputs
+
+
+def _version(tensor: Tensor) -> int:
+    """How often ``tensor`` was changed in place; inference tensors do not count it."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _autocast_state(device_type: str) -> Callable[[], AbstractContextManager[Any]]:

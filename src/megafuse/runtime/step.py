@@ -26,8 +26,9 @@ class LoadedStep:
     ``forward(inputs) -> (outputs, saved)`` and ``backward(saved, tangents) -> grads`` take and return lists and empty
     the lists they are given. No grad mode is touched: call them where autograd does not record.
 
-    ``saved_inputs[i]`` is the input that ``saved[i]`` is, or -1; ``overwritten`` are the positions in ``saved`` whose
-    memory backward writes over. ``notes`` say what runs otherwise than planned.
+    ``saved_inputs[i]`` is the input that ``saved[i]`` is, or -1; ``saved_strides[i]`` are the strides that backward
+    relies on; ``overwritten`` are the positions in ``saved`` whose memory backward writes over. ``notes`` say what runs
+    otherwise than planned.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class LoadedStep:
             raise VerifyError(f"launch code needs {', '.join(missing)}, which no kernel or helper supplies")
         module = load_host(artifact.host.text, names)
         self.saved_inputs: tuple[int, ...] = module.get("SAVED_INPUTS", ())
+        self.saved_strides: list[tuple[int, ...]] = list(module.get("SAVED_STRIDES", ()))
         self.overwritten: tuple[int, ...] = module.get("OVERWRITTEN", ())
         self.forward: Callable[[Tensors], tuple[Tensors, Tensors]] = _guarded(module["forward"], self.device)
         self.has_backward = "backward" in module

@@ -82,6 +82,19 @@ def same_layout(tensor: Tensor, strides: tuple[int, ...]) -> bool:
     return all(n == 1 or f == s for n, f, s in zip(tensor.shape, found, strides, strict=True))
 
 
+def restore(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """``tensor`` with ``strides`` again, after a saved-tensor hook gave it back in another layout.
+
+    Along dims of stride 0 all elements are taken to be equal, as they were in the expanded tensor that was saved.
+    """
+    if same_layout(tensor, strides):
+        return tensor
+    first = tuple(slice(0, 1) if s == 0 else slice(None) for s in strides)
+    out = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    out[first].copy_(tensor[first])
+    return out
+
+
 def arranger(empty: Empty) -> Callable[..., Tensor]:
     """``arrange(tensor, shape, strides, dtype)`` for launch code, which allocates by ``empty``."""
 

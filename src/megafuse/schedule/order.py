@@ -54,7 +54,10 @@ def order_work(works: Sequence[Work], kept: frozenset[Node], sizes: Mapping[Node
     """
     pending = list(works)
     made = {n for w in works for n in w.writes}
-    done: set[Node] = set()
+    writers: dict[Node, int] = {}  # calls still to come that write (a part of) a value
+    for work in works:
+        for node in work.writes:
+            writers[node] = writers.get(node, 0) + 1
     readers: dict[Node, int] = {}
     for work in works:
         for node in work.reads:
@@ -62,12 +65,13 @@ def order_work(works: Sequence[Work], kept: frozenset[Node], sizes: Mapping[Node
     out: list[Work] = []
     while pending:
         phase = [w for w in pending if w.forward] or pending
-        ready = [w for w in phase if all(n in done or n not in made for n in w.reads)]
+        ready = [w for w in phase if not any(writers.get(n) for n in w.reads)]
         if not ready:
             raise AssertionError("the calls of a step depend on one another in a circle")
         best = max(ready, key=lambda w: (_freed(w, readers, kept, made, sizes), -works.index(w)))
         pending.remove(best)
-        done.update(best.writes)
+        for node in best.writes:
+            writers[node] -= 1
         for node in best.reads:
             readers[node] -= 1
         out.append(best)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from megafuse.ir.graph import Node, contiguous_strides
 from megafuse.ir.index import Affine, Axis, Index
 from megafuse.ir.nest import Anchor, Nest, Root, Space, rename_axes
-from megafuse.ir.trace import NestError, Trace, trace_nest
+from megafuse.ir.trace import Memory, NestError, Trace, trace_nest
 from megafuse.ir.types import Input, Reduce, TensorType
 
 CHUNK = "chunk"
@@ -48,7 +48,7 @@ def make_partial(root: Root, fixed: Sequence[Axis], num_chunks: int, name: str, 
 
 
 def finisher_nests(
-    partials: Mapping[Node, Partial], followers: Sequence[Nest], needed: frozenset[Node], materialised: frozenset[Node]
+    partials: Mapping[Node, Partial], followers: Sequence[Nest], needed: frozenset[Node], materialised: Memory
 ) -> tuple[list[Trace], list[Nest]]:
     """Nests that sum partials, together with the followers that want nothing else.
 
@@ -59,8 +59,7 @@ def finisher_nests(
         (finishers, followers that could not join one).
     """
     overrides = {n: p.total for n, p in partials.items()}
-    hidden = materialised - set(overrides)
-    sources = hidden | {p.node for p in partials.values()}
+    sources = materialised.replace(overrides, (p.node for p in partials.values()))
     made: list[Trace] = []
     left: list[Nest] = []
     waiting = set(needed)
@@ -76,12 +75,12 @@ def finisher_nests(
 
 
 def _finish(
-    nest: Nest, partials: Mapping[Node, Partial], sources: frozenset[Node], overrides: Mapping[Node, Node]
+    nest: Nest, partials: Mapping[Node, Partial], sources: Memory, overrides: Mapping[Node, Node]
 ) -> Trace | None:
     """The follower over (its own axes) x (partials), or None when it is not that simple."""
     if not nest.flexible:
         return None
-    reads = trace_nest(nest, sources | set(partials)).loaded()
+    reads = trace_nest(nest, sources.replace((), partials)).loaded()
     counts = {_count(partials[n]) for n in reads if n in partials}
     if len(counts) != 1:
         return None
@@ -94,7 +93,7 @@ def _finish(
     return trace if trace.nest.space.rows == rows or trace.nest.space.num_rows == space.num_rows else None
 
 
-def _plain_finisher(node: Node, partial: Partial, sources: frozenset[Node]) -> Trace:
+def _plain_finisher(node: Node, partial: Partial, sources: Memory) -> Trace:
     """A nest that stores the total itself."""
     rows = tuple(Axis(f"f{d}", n) for d, n in enumerate(node.shape) if n != 1)
     index = tuple(Affine(((f"f{d}", 1),)) if n != 1 else Affine(()) for d, n in enumerate(node.shape))
@@ -107,7 +106,7 @@ def _count(partial: Partial) -> int:
     return math.prod(partial.node.shape[a] for a in partial.total.attrs.axes)
 
 
-def _join_equal(traces: list[Trace], sources: frozenset[Node], overrides: Mapping[Node, Node]) -> list[Trace]:
+def _join_equal(traces: list[Trace], sources: Memory, overrides: Mapping[Node, Node]) -> list[Trace]:
     """Put finishers over equal spaces into one nest each."""
     groups: dict[tuple[tuple[int, ...], ...], list[Nest]] = {}
     for trace in traces:

@@ -131,9 +131,11 @@ class _StepBuilder:
             if node not in kept and (node in given or not is_given(node)):
                 dying.setdefault(n, []).append(node)
         calls: list[Call] = []
+        allocated: set[Node] = set()
         for n, work in enumerate(works):
             if work.node is None or not isinstance(work.node.attrs, Opaque):
-                calls.extend(Alloc(self.names[w]) for w in work.writes)
+                calls.extend(Alloc(self.names[w]) for w in work.writes if w not in allocated)
+                allocated.update(work.writes)
             calls.append(self._call(work, numbers))
             calls.extend(Free(self.names[node]) for node in dying.get(n, ()))
         return tuple(calls)

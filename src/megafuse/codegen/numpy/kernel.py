@@ -7,13 +7,15 @@ has no chunks to keep apart: its fixed and loop axes together are walked in larg
 from __future__ import annotations
 
 import math
+import re
 
+from megafuse.codegen.affine import runs
 from megafuse.codegen.artifact import KernelSource
 from megafuse.codegen.names import Namer, identifier
 from megafuse.codegen.numpy.helpers import used_helpers
 from megafuse.codegen.numpy.statements import Body
 from megafuse.codegen.program import ColReduce, Phase, TileProgram
-from megafuse.codegen.walk import noted, statements
+from megafuse.codegen.walk import affines, noted, statements
 from megafuse.codegen.writer import Writer
 
 STEP = 1 << 19  # elements of one vectorised step
@@ -45,7 +47,7 @@ def _kernel_text(program: TileProgram) -> str:
     namer = Namer()
     for name in ("fixed", "chunk", "row", "col", "pid", "start"):
         namer.one(name)
-    buffers = {param.name: namer.one(param.name) for param in program.params}
+    buffers = {param.name: namer.one(f"{param.name}_buf") for param in program.params}
     writer = Writer()
     writer.line('@np.errstate(all="ignore")')
     writer.line(f"def {identifier(program.name)}(")
@@ -71,30 +73,58 @@ def _merged(writer: Writer, program: TileProgram, namer: Namer, buffers: dict[st
     axes = (*phase.fixed, *phase.loop)
     total = math.prod(axis.size for axis in axes)
     step = max(1, STEP // phase.num_cols)
-    writer.line(f"col = np.arange({phase.num_cols})[None, :]")
+    uses = (affine for node in statements(phase) for affine in affines(node))
+    if not any(runs(affine, axes) for affine in uses):
+        _phase(writer, Body(writer.part(), phase, namer, (), axes), program, buffers)
+        return
+    body = Body(Writer(2), phase, namer, (), axes)
+    _statements(body, program, buffers)
+    if _uses(body.writer, "col"):
+        writer.line(f"col = np.arange({phase.num_cols})[None, :]")
     with writer.block(f"for start in range(0, {total}, {step}):"):
         writer.line(f"row = np.arange(start, min(start + {step}, {total}))[:, None]")
-        _statements(writer, Body(writer, phase, namer, (), axes), program, buffers)
+        writer.add(body.writer)
 
 
 def _programs(writer: Writer, program: TileProgram, namer: Namer, buffers: dict[str, str]) -> None:
     """One program of the grid after the other, phase by phase."""
-    first = program.phases[0]
-    chunks = first.num_chunks
-    with writer.block(f"for pid in range({program.grid[0]}):"):
-        writer.line(f"fixed, chunk = divmod(pid, {chunks})")
-        for number, phase in enumerate(program.phases):
-            if len(program.phases) > 1:
-                writer.blank()
-                writer.comment(f"Phase {number + 1}: {phase.title}")
-            writer.line(f"col = np.arange({phase.num_cols})[None, :]")
-            rows, size = phase.rows_per_chunk, phase.loop_size
-            span = f"chunk * {rows}, min((chunk + 1) * {rows}, {size})" if chunks > 1 else str(size)
-            writer.line(f"row = np.arange({span})[:, None]")
-            _statements(writer, Body(writer, phase, namer, phase.fixed, phase.loop), program, buffers)
+    chunks, programs = program.phases[0].num_chunks, program.grid[0]
+    inner = Writer(2)
+    for number, phase in enumerate(program.phases):
+        if len(program.phases) > 1:
+            if number:
+                inner.blank()
+            inner.comment(f"Phase {number + 1}: {phase.title}")
+        _phase(inner, Body(inner.part(), phase, namer, phase.fixed, phase.loop), program, buffers)
+    if chunks in (1, programs):
+        with writer.block(f"for {'fixed' if chunks == 1 else 'chunk'} in range({programs}):"):
+            writer.add(inner)
+        return
+    with writer.block(f"for pid in range({programs}):"):
+        for name, text in (("fixed", f"pid // {chunks}"), ("chunk", f"pid % {chunks}")):
+            if _uses(inner, name):
+                writer.line(f"{name} = {text}")
+        writer.add(inner)
 
 
-def _statements(writer: Writer, body: Body, program: TileProgram, buffers: dict[str, str]) -> None:
+def _phase(writer: Writer, body: Body, program: TileProgram, buffers: dict[str, str]) -> None:
+    """One phase of one program: its index arrays, then its statements."""
+    phase, chunks = body.phase, program.phases[0].num_chunks
+    _statements(body, program, buffers)
+    if _uses(body.writer, "col"):
+        writer.line(f"col = np.arange({phase.num_cols})[None, :]")
+    if _uses(body.writer, "row"):
+        rows, size = phase.rows_per_chunk, phase.loop_size
+        span = f"chunk * {rows}, min((chunk + 1) * {rows}, {size})" if chunks > 1 else str(size)
+        writer.line(f"row = np.arange({span})[:, None]")
+    writer.add(body.writer)
+
+
+def _uses(writer: Writer, name: str) -> bool:
+    return re.search(rf"\b{name}\b", writer.text) is not None
+
+
+def _statements(body: Body, program: TileProgram, buffers: dict[str, str]) -> None:
     body.buffers, body.dtypes = buffers, {param.name: param.dtype for param in program.params}
     for one in body.phase.passes:
         group = 0
@@ -102,5 +132,5 @@ def _statements(writer: Writer, body: Body, program: TileProgram, buffers: dict[
             if item.group != group:
                 group = item.group
                 for note in item.notes:
-                    writer.comment(note)
+                    body.writer.comment(note)
             body.write(item.statement)

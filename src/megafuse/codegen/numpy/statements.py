@@ -79,7 +79,7 @@ class Body:
                 text = f"{text} % {run.size}" if run.first else text
                 terms.append(text if run.stride == 1 else f"{_group(text)} * {run.stride}")
         chunk = sum(stride for name, stride in affine.terms if name == "chunk") if self.phase.num_chunks > 1 else 0
-        terms += [f"chunk * {chunk}"] * bool(chunk)
+        terms += [f"chunk * {chunk}" if chunk > 1 else "chunk"] * bool(chunk)
         terms += [str(affine.const)] if affine.const or not terms else []
         return " + ".join(terms).replace("+ -", "- ")
 
@@ -94,9 +94,10 @@ class Body:
         sizes = axis_sizes(self.phase)
         for guard in guards:
             low, high = needed(guard, sizes)
-            index = _group(self.index(guard.index))
-            tests += [f"({index} >= {guard.lo})"] * low + [f"({index} < {guard.hi})"] * high
-        return " & ".join(tests)
+            const = guard.index.const
+            index = self.index(Affine(guard.index.terms))
+            tests += [f"({index} >= {guard.lo - const})"] * low + [f"({index} < {guard.hi - const})"] * high
+        return tests[0][1:-1] if len(tests) == 1 else " & ".join(tests)
 
     def full(self, name: str, rows: bool, cols: bool) -> str:
         """A value broadcast to all rows and/or all columns where it lacks them."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from megafuse.codegen.affine import Run, needed, runs
 from megafuse.codegen.names import Namer
 from megafuse.codegen.program import Affine, Axis, Guard, Level, Phase, TileProgram
-from megafuse.codegen.walk import affines, axis_sizes, has_cols, has_rows, statements
+from megafuse.codegen.walk import affines, axis_sizes, has_cols, has_rows, join_levels, statements
 
 NARROW = 2**30  # a term below this stays in 32 bits even where the sum of a wide buffer's terms does not
 
@@ -102,6 +102,7 @@ class Frame:
         self.ragged = self.chunk_rows % phase.row_tile != 0 or self.chunks * self.chunk_rows != phase.loop_size
         self.looped = self.chunk_rows > phase.row_tile
         self.row, self.row_mask = namer.one("row"), namer.one("row_mask")
+        self.first_row, self.first_col = namer.one("first_row"), namer.one("first_col")
         self.cols = namer.claim("col", len(self.pieces))
         self.col_masks = namer.claim("col_mask", len(self.pieces))
         uses = [affine for statement in statements(phase) for affine in affines(statement)]
@@ -148,11 +149,17 @@ class Frame:
         found += self.row_runs.terms(affine, 0, wide) + self.col_runs.terms(affine, piece, wide)
         return found + ([str(affine.const)] if affine.const else [])
 
-    def covers(self, affine: Affine, level: Level) -> bool:
-        """Whether ``affine`` by itself has the block shape of ``level``."""
-        rows = bool(runs(affine, self.phase.loop)) or not has_rows(level)
-        cols = bool(runs(affine, self.phase.cols)) or not has_cols(level)
-        return level is Level.SCALAR or (rows and cols)
+    def covers(self, affine: Affine, level: Level, piece: int = 0) -> bool:
+        """Whether ``affine`` has the block shape of ``level``; directions of one element are never missing."""
+        rows, cols = bool(runs(affine, self.phase.loop)), bool(runs(affine, self.phase.cols))
+        narrow = self.pieces[piece].width == 1
+        tall = rows or not has_rows(level) or (cols and self.phase.row_tile == 1)
+        broad = cols or not has_cols(level) or (rows and narrow)
+        return level is Level.SCALAR or (tall and broad)
+
+    def reach(self, affine: Affine, level: Level) -> Level:
+        """``level``, widened by the directions that ``affine`` varies in."""
+        return join_levels(level, bool(runs(affine, self.phase.loop)), bool(runs(affine, self.phase.cols)))
 
     def fit(self, text: str, covered: bool, level: Level, piece: int) -> str:
         """``text`` broadcast to the block shape of ``level`` unless it has that shape."""
@@ -161,15 +168,16 @@ class Frame:
     def pointer(self, buffer: str, affine: Affine, level: Level, piece: int) -> str:
         """The address (block) of ``buffer[affine]``."""
         terms = self.terms(affine, piece, self.params[buffer].wide)
-        return self.fit(join_sum([f"{buffer_name(buffer)}", *terms]), self.covers(affine, level), level, piece)
+        return self.fit(join_sum([f"{buffer_name(buffer)}", *terms]), self.covers(affine, level, piece), level, piece)
 
     def guard_tests(self, guards: Sequence[Guard], piece: int) -> list[str]:
         """The comparisons of ``guards`` that can fail."""
         found = []
         for guard in guards:
             low, high = needed(guard, self.sizes)
-            index = join_sum(self.terms(guard.index, piece)) or "0"
-            found += [f"({index} >= {guard.lo})"] * low + [f"({index} < {guard.hi})"] * high
+            const = guard.index.const
+            index = join_sum(self.terms(Affine(guard.index.terms), piece)) or "0"
+            found += [f"({index} >= {guard.lo - const})"] * low + [f"({index} < {guard.hi - const})"] * high
         return found
 
     def mask(self, level: Level, guards: Sequence[Guard], piece: int) -> str:

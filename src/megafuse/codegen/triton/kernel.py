@@ -99,7 +99,8 @@ def _phase(writer: Writer, program: TileProgram, phase: Phase, number: int, body
     if number:
         writer.line("tl.debug_barrier()  # what one thread stored, all threads may now load")
     if len(program.phases) > 1:
-        writer.blank()
+        if number:
+            writer.blank()
         writer.comment(f"Phase {number + 1}: {phase.title}")
     write_phase(body, program.num_stages)
 
@@ -126,17 +127,20 @@ def _layout(param: Param) -> str:
 def _config(program: TileProgram) -> str:
     """One sentence about the launch and the tiles."""
     first = program.phases[0]
-    names = [f"{axis.name}={axis.size}" for axis in first.fixed] + [f"chunk={first.num_chunks}"]
-    tiles = []
-    for phase in program.phases:
-        rows = f"{phase.row_tile} of {phase.loop_size} rows"
-        if phase.col_block:
-            cols = f"{phase.num_cols} columns in blocks of {phase.col_block}"
-        elif phase.col_grid:
-            cols = f"{phase.pieces[0]} of {phase.num_cols} columns"
-        else:
-            cols = f"{phase.num_cols} columns as {' + '.join(map(str, phase.pieces))}"
-        tiles.append(f"{rows} ({phase.rows_per_chunk} a program) x {cols}")
+    names = [f"{axis.name}={axis.size}" for axis in first.fixed]
+    names += [f"chunks={first.num_chunks}"] * (first.num_chunks > 1)
+    cut = f" ({', '.join(names)})" if names else ""
+    tiles = "; then ".join(_tile(phase) for phase in program.phases)
     grid = " x ".join(map(str, program.grid))
-    warps = f"{program.num_warps} warps, {program.num_stages} stages"
-    return f"Grid {grid} ({', '.join(names)}); tile {'; then '.join(tiles)}; {warps}."
+    return f"Grid {grid}{cut}; tile {tiles}; num_warps={program.num_warps}, num_stages={program.num_stages}."
+
+
+def _tile(phase: Phase) -> str:
+    rows = f"{phase.row_tile} of {phase.loop_size} rows"
+    if phase.num_chunks > 1 and phase.rows_per_chunk > phase.row_tile:
+        rows += f" ({phase.rows_per_chunk} a program)"
+    if phase.col_block:
+        return f"{rows} x {phase.num_cols} columns in blocks of {phase.col_block}"
+    if phase.col_grid:
+        return f"{rows} x {phase.pieces[0]} of {phase.num_cols} columns"
+    return f"{rows} x {phase.num_cols} columns as {' + '.join(map(str, phase.pieces))}"

@@ -79,7 +79,7 @@ def _row_loop(body: Body, num_stages: int) -> None:
     kind = f"tl.range(0, {frame.chunk_rows}, {frame.phase.row_tile}, num_stages={num_stages})"
     step = f", {frame.phase.row_tile}" if frame.phase.row_tile > 1 else ""
     plain = f"range(0, {frame.chunk_rows}{step})" if step else f"range({frame.chunk_rows})"
-    first = body.namer.one("first_row")
+    first = frame.first_row
     with writer.block(f"for {first} in {kind if num_stages > 1 else plain}:"):
         _row_tile(body, first, running, hoisted)
     for reduction in running.values():
@@ -119,7 +119,7 @@ def _column_loop(body: Body, items: list[Noted], running: dict[str, Running]) ->
         for reduction in mine.values():
             reduction.start()
         phase, writer = body.frame.phase, body.writer
-        first = body.namer.one("first_col")
+        first = body.frame.first_col
         with writer.block(f"for {first} in range(0, {phase.num_cols}, {phase.col_block}):"):
             inner = body.writer = writer.part()
             write_group(body, inside, {**running, **mine})

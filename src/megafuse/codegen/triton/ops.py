@@ -77,7 +77,7 @@ for _fn, _text in {
     TEMPLATES.setdefault(_fn, {})["bool"] = _text
 
 FAST = {"exp": "tl.exp({a})", "sigmoid": "tl.math.div_rn(1.0, 1.0 + tl.exp(-{a}))"}
-BARE_LITERALS = frozenset("add sub mul eq ne lt le gt ge and or xor shl shr".split())
+CASTS_LITERALS = frozenset("add sub mul eq ne lt le gt ge and or xor shl shr where".split())  # beside an operand
 
 
 def template(fn: str, dtype: DType, fast: bool) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from megafuse.codegen.program import ColReduce, Level, RowReduce
 from megafuse.codegen.triton.frame import Frame
 from megafuse.codegen.triton.ops import template
@@ -12,6 +14,7 @@ from megafuse.core.dtypes import DType
 
 _COMBINE = {"max": "_max", "min": "_min", "prod": "_prod"}
 _SMALL = (DType.BOOL, DType.I8, DType.I16, DType.U8)  # reduced as int32
+_PARTS = 96  # longer sums of per-piece reductions get a line per piece
 
 
 def held(dtype: DType) -> DType:
@@ -34,7 +37,7 @@ def tile_values(body: Body, src: str, fn: str, dtype: DType, piece: int, rows: b
     text = convert(name, value.dtype, held(dtype))
     if not mask:
         return text
-    return f"tl.where({mask}, {text}, {literal(neutral(fn, dtype), held(dtype), Level.ROW)})"
+    return f"tl.where({mask}, {text}, {literal(neutral(fn, dtype), held(dtype), Level.ROW, beside=True)})"
 
 
 def combine(fn: str, a: str, b: str) -> str:
@@ -62,11 +65,17 @@ def row_reduce(body: Body, node: RowReduce) -> None:
         _constant_reduce(body, node, level)
         return
     axis = 1 if level is Level.ROW else None
-    text = ""
-    for piece in range(len(body.frame.pieces)):
-        part = reduced(node.fn, tile_values(body, node.src, node.fn, node.dtype, piece, rows=False), axis)
-        text = combine(node.fn, text, part) if text else part
+    parts = [
+        reduced(node.fn, tile_values(body, node.src, node.fn, node.dtype, piece, rows=False), axis)
+        for piece in range(len(body.frame.pieces))
+    ]
     name = body.define(node.dst, level, node.dtype).names[0]
+    if sum(map(len, parts)) > _PARTS:
+        names = body.namer.claim(f"{name}_part", len(parts))
+        for part_name, part in zip(names, parts, strict=True):
+            body.writer.assign(part_name, part)
+        parts = list(names)
+    text = functools.reduce(lambda a, b: combine(node.fn, a, b), parts)
     body.writer.assign(name, final(text, node.dtype))
 
 
@@ -77,7 +86,7 @@ def _constant_reduce(body: Body, node: RowReduce, level: Level) -> None:
     if node.fn in ("max", "min") or node.dtype is DType.BOOL:
         body.writer.assign(name, src)
         return
-    number = literal(count, node.dtype, level, bare=node.fn == "sum")
+    number = literal(count, node.dtype, level, beside=node.fn == "sum")
     text = f"{src} * {number}" if node.fn == "sum" else template("pow", node.dtype, False).format(a=src, b=number)
     body.writer.assign(name, text)
 

@@ -19,7 +19,7 @@ from megafuse.codegen.program import (
     Store,
 )
 from megafuse.codegen.triton.frame import Frame, join_sum
-from megafuse.codegen.triton.ops import BARE_LITERALS, template
+from megafuse.codegen.triton.ops import CASTS_LITERALS, template
 from megafuse.codegen.triton.values import TYPES, Value, convert, literal, plain_literal
 from megafuse.codegen.walk import has_cols, has_rows
 from megafuse.codegen.writer import Writer
@@ -41,9 +41,9 @@ class Body:
         self.values[dst] = Value(names, level, dtype, pad)
         return self.values[dst]
 
-    def operand(self, arg: Operand, dtype: DType, level: Level, piece: int, bare: bool = False) -> str:
+    def operand(self, arg: Operand, dtype: DType, level: Level, piece: int, beside: bool = False) -> str:
         """Text of an operand in one column piece."""
-        return self.values[arg].name(piece) if isinstance(arg, str) else literal(arg, dtype, level, bare)
+        return self.values[arg].name(piece) if isinstance(arg, str) else literal(arg, dtype, level, beside)
 
     def write(self, statement: Statement) -> None:
         """Write one statement (no reduction), once per column piece where it varies along the columns."""
@@ -67,8 +67,9 @@ def _load(body: Body, node: Load) -> None:
 
 
 def _other(value: float | int, dtype: DType) -> str:
+    """A literal that an access converts to the buffer's type."""
     if dtype is DType.F64:
-        return literal(value, dtype, Level.SCALAR)
+        return literal(value, dtype, Level.SCALAR, beside=True)
     return plain_literal(value, DType.I32 if dtype is DType.BOOL else dtype)
 
 
@@ -106,9 +107,10 @@ def _inside(body: Body, node: Inside) -> None:
 def _compute(body: Body, node: Compute) -> None:
     value = body.define(node.dst, node.level, node.dtype)
     text = template(node.fn, node.arg_dtype, body.fast)
-    bare = node.fn in BARE_LITERALS and any(isinstance(arg, str) for arg in node.args)
+    known = node.args[1:] if node.fn == "where" else node.args
+    beside = node.fn in CASTS_LITERALS and any(isinstance(arg, str) for arg in known)
     for piece, name in enumerate(value.names):
-        args = [body.operand(arg, node.arg_dtype, node.level, piece, bare) for arg in node.args]
+        args = [body.operand(arg, node.arg_dtype, node.level, piece, beside) for arg in node.args]
         if node.fn == "where" and not isinstance(node.args[0], str):
             args[0] = literal(node.args[0], DType.BOOL, node.level)
         operands = dict(zip("abc", args, strict=False))
@@ -143,15 +145,16 @@ def _full_text(value: float | int | bool, dtype: DType) -> str:
 def _store(body: Body, node: Store) -> None:
     frame = body.frame
     dtype = frame.params[node.buffer].dtype
-    copies = len(frame.pieces) if has_cols(node.level) else 1
+    level = frame.reach(node.index, node.level)
+    copies = len(frame.pieces) if has_cols(level) else 1
     for piece in range(copies):
         if isinstance(node.src, str):
             value = body.values[node.src]
             text = convert(value.name(piece), value.dtype, dtype)
         else:
             text = _other(node.src, dtype)
-        args = [frame.pointer(node.buffer, node.index, node.level, piece), text]
-        mask = frame.mask(node.level, node.guards, piece)
+        args = [frame.pointer(node.buffer, node.index, level, piece), text]
+        mask = frame.mask(level, node.guards, piece)
         body.writer.call("tl.store(", args + [f"mask={mask}"] * bool(mask))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import dataclass
 
 from megafuse.codegen.program import Level
@@ -52,21 +53,33 @@ def plain_literal(value: float | int | bool, dtype: DType) -> str:
     return f'float("{"nan" if math.isnan(number) else "inf" if number > 0 else "-inf"}")'
 
 
-def keeps_type(value: float | int | bool, dtype: DType) -> bool:
-    """Whether Triton itself gives the bare literal type ``dtype``: fp32 for normal floats, int32 for small integers."""
-    if dtype is DType.I32:
-        return -(2**31) <= int(value) < 2**31
+def keeps_type(value: float | int | bool, dtype: DType, beside: bool) -> bool:
+    """Whether Triton itself gives the bare literal type ``dtype``: fp32 for normal floats, int32 for small integers.
+
+    ``beside`` an operand of its type, a literal is converted to that type: enough for 64-bit integers, and for fp64 if
+    nothing is lost on the way through fp32.
+    """
+    if dtype in (DType.I32, DType.I64):
+        return (dtype is DType.I64 and beside) or (dtype is DType.I32 and -(2**31) <= int(value) < 2**31)
+    if not dtype.is_float or not (dtype is DType.F32 or beside):
+        return False
     size = abs(float(value))
-    return dtype is DType.F32 and (size == 0 or not math.isfinite(size) or _MIN_NORMAL <= size <= _MAX_FLOAT)
+    if dtype is DType.F64 and math.isfinite(size) and size <= _MAX_FLOAT and not _is_fp32(size):
+        return False
+    return size == 0 or not math.isfinite(size) or _MIN_NORMAL <= size <= _MAX_FLOAT
 
 
-def literal(value: float | int | bool, dtype: DType, level: Level, bare: bool = False) -> str:
-    """A literal that has type ``dtype`` exactly; ``bare`` where an operand of that type stands beside it.
+def _is_fp32(value: float) -> bool:
+    return struct.unpack("f", struct.pack("f", value))[0] == value
 
-    Triton takes Python floats as fp32, so an fp64 literal is written as a full tensor.
+
+def literal(value: float | int | bool, dtype: DType, level: Level, beside: bool = False) -> str:
+    """A literal that has type ``dtype`` exactly, ``beside`` an operand of that type or anywhere.
+
+    Triton takes Python floats as fp32, so other fp64 literals are written as full tensors.
     """
     text = plain_literal(value, dtype)
-    if keeps_type(value, dtype) or (bare and dtype in (DType.I64, DType.I16, DType.I8)):
+    if keeps_type(value, dtype, beside):
         return text
     shape = "()" if level is Level.SCALAR else "[1, 1]"
     return f"tl.full({shape}, {text}, {TYPES[dtype]})"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from programs import NP, TILE, Block, Case, index, param
 
+from codegen_blocks import NP, TILE, Block, Case, index, param
 from megafuse.codegen.program import Axis, Convert, Phase, TileProgram
 from megafuse.core.dtypes import DType
 from megafuse.ir.numeric import FUNCTIONS
@@ -45,11 +45,13 @@ def _inputs(dtype: DType) -> list[np.ndarray]:
     return [a, b, a > b]
 
 
-def _call(fn: str, dtype: DType, a: np.ndarray, b: np.ndarray, choice: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
+def _call(
+    fn: str, dtype: DType, a: np.ndarray, b: np.ndarray, choice: np.ndarray
+) -> tuple[tuple[str, ...], np.ndarray]:
     """Operand names and the expected result."""
     if fn == "where":
-        return ("choice", "a", "b"), np.where(choice, a, b)
-    names = ("a", "shift" if fn in ("shl", "shr") else "b")[: MAP_FNS[fn].arity]
+        return ["choice", "a", "b"], np.where(choice, a, b)
+    names = ["a", "shift" if fn in ("shl", "shr") else "b"][: MAP_FNS[fn].arity]
     other = np.abs(b) % 7 if fn in ("shl", "shr") else b
     exact = [v.astype(np.float64) if dtype is DType.F32 else v for v in (a, other)]
     with np.errstate(all="ignore"):
@@ -61,11 +63,13 @@ def map_case(dtype: DType) -> Case:
     """All functions of one type, as one program."""
     a, b, choice = _inputs(dtype)
     size, block, at = a.size, Block(), index(c=1)
-    inputs = {"a": a, "b": b, "choice": choice, "shift": (np.abs(b.astype(np.int64)) % 7).astype(NP[dtype])}
+    shift = b if dtype.is_float else np.abs(b.astype(np.int64)) % 7
+    inputs = {"a": a, "b": b, "choice": choice, "shift": shift.astype(NP[dtype])}
     block.load("a", "a", at, TILE, dtype)
     block.load("b", "b", at, TILE, dtype)
     block.load("choice", "choice", at, TILE, DType.BOOL)
-    block.load("shift", "shift", at, TILE, dtype)
+    if "shl" in functions(dtype):
+        block.load("shift", "shift", at, TILE, dtype)
     outs, expected = [], {}
     for fn in functions(dtype):
         names, want = _call(fn, dtype, a, b, choice)

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 import triton.language as tl
-from programs import Case, cases, other_cases
-from running import differences, entry
 from triton.language.extra import libdevice
 from triton.runtime.interpreter import TensorHandle
 
+from codegen_blocks import Case
+from codegen_maps import map_cases
+from codegen_programs import cases, other_cases
+from codegen_running import differences, entry
 from megafuse.codegen.triton import print_kernel
 from megafuse.core.dtypes import DType
 
@@ -61,8 +63,6 @@ def run(case: Case, folder: Path) -> list[str]:
 
 def main() -> None:
     install_stand_ins()
-    from map_programs import map_cases
-
     every = [*cases(DType.F32), *cases(DType.F16), *other_cases(), *map_cases()]
     chosen = [case for case in every if not sys.argv[1:] or case.name in sys.argv[1:]]
     with tempfile.TemporaryDirectory() as folder, np.errstate(all="ignore"):

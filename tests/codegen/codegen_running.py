@@ -61,7 +61,7 @@ def difference(got: np.ndarray, want: np.ndarray, dtype: DType, tolerance: float
     if not np.array_equal(got[~finite], want[~finite].astype(np.float64), equal_nan=True):
         return f"not finite: {got[~finite][:5]} != {want[~finite][:5]}"
     limit = max(tolerance if dtype in (DType.F32, DType.F64) else 0.0, EPS[dtype])
-    error = np.abs(got - want)[finite] / np.maximum(1.0, np.abs(want[finite]))
+    error = np.abs(got[finite] - want[finite]) / np.maximum(1.0, np.abs(want[finite]))
     worst = float(error.max(initial=0.0))
     return "" if worst <= limit else f"error {worst:.3g} over {limit:.3g}"
 

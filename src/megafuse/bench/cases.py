@@ -1,0 +1,82 @@
+"""Cases: the RankMixer block as its users have it, and the workloads of ``megafuse.workloads``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from megafuse.bench.step import Case, draw_cotangents
+from megafuse.core.errors import InputError
+from megafuse.workloads import get
+
+ROOT = Path(__file__).resolve().parents[3]
+RANK_MIXER_FOLDER = ROOT / "rank_mixer"
+RANK_MIXER_PACKAGE = "rank_mixer_src"
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+SEED = 1234
+
+
+def make_case(source: Mapping[str, Any], device: str = "cuda") -> Case:
+    """The case that ``source`` describes; ``kind`` is ``rank_mixer`` or ``workload``.
+
+    Raises:
+        InputError: unknown kind.
+    """
+    if source.get("kind") == "rank_mixer":
+        return rank_mixer_case(source["shape"], source["dtype"], device=device, seed=source.get("seed", SEED))
+    if source.get("kind") == "workload":
+        return workload_case(source["name"], source["dtype"], device=device, size=source.get("size", "gpu"))
+    raise InputError(f"unknown kind of case {source.get('kind')!r}", hint="use rank_mixer or workload")
+
+
+def rank_mixer_package(folder: Path = RANK_MIXER_FOLDER) -> Any:
+    """The package ``rank_mixer_src``, from ``folder`` where it is not importable already."""
+    try:
+        return importlib.import_module(RANK_MIXER_PACKAGE)
+    except ModuleNotFoundError:
+        sys.path.insert(0, str(folder))
+        return importlib.import_module(RANK_MIXER_PACKAGE)
+
+
+def rank_mixer_case(shape: tuple[int, int, int, int], dtype: str, *, device: str = "cuda", seed: int = SEED) -> Case:
+    """Block, input ``[B, T, D]`` and upstream gradient of one shape ``(B, T, D, k)``, with the runner's seeds."""
+    package = rank_mixer_package()
+    batch, tokens, dim, k = shape
+    config = package.WorkloadConfig(batch_size=batch, tokens=tokens, dim=dim, k=k, dtype=dtype, seed=seed)
+    made = package.build_workload(config, device=device)
+    source = {"kind": "rank_mixer", "shape": list(shape), "dtype": dtype, "seed": seed}
+    facts = {"B": batch, "T": tokens, "D": dim, "k": k, "dtype": dtype, "seed": seed}
+    name = f"rank_mixer {batch},{tokens},{dim},{k} {dtype}"
+    return Case(name, made.block, (made.inputs,), {"overlap": "none"}, (made.grad_output,), batch, facts, source)
+
+
+def workload_case(name: str, dtype: str, *, device: str = "cuda", size: str = "gpu", seed: int = 0) -> Case:
+    """A workload at one of its named sizes; upstream gradients are normal, from a seed of their own."""
+    workload = get(name)
+    module, inputs = workload.make(size, dtype=DTYPES[dtype], device=device, seed=seed)
+    sizes = workload.sizes(size)
+    cotangents = draw_cotangents(module, inputs, {}, seed + 1000)
+    facts = {**sizes, "family": workload.family, "size": size, "dtype": dtype, "seed": seed}
+    source = {"kind": "workload", "name": name, "dtype": dtype, "size": size}
+    return Case(f"{name} {dtype}", module, inputs, {}, cotangents, sizes["batch"], facts, source)
+
+
+def parse_shapes(text: str) -> list[tuple[int, int, int, int]]:
+    """``"1024,64,1280,2;256,32,512,2"`` as (B, T, D, k) tuples.
+
+    Raises:
+        InputError: an entry is not four whole numbers.
+    """
+    found = []
+    for entry in filter(None, (e.strip() for e in text.split(";"))):
+        parts = entry.split(",")
+        if len(parts) != 4 or not all(p.strip().isdigit() for p in parts):
+            raise InputError(f"shape {entry!r} is not B,T,D,k", hint="four whole numbers, shapes separated by ';'")
+        batch, tokens, dim, k = (int(p) for p in parts)
+        found.append((batch, tokens, dim, k))
+    return found

@@ -1,0 +1,102 @@
+"""``megafuse``: the commands and their options; each is a few lines over the public calls."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from megafuse.cli.cache import cache_report, clear_cache
+from megafuse.cli.demo import run_demo
+from megafuse.cli.doctor import doctor_report
+from megafuse.cli.planning import plan_selection
+from megafuse.cli.running import check_selection
+from megafuse.cli.selection import Selection, takes_selection
+from megafuse.cli.show import Stage, show_stage
+from megafuse.core.errors import MegafuseError
+from megafuse.explanation import format_plan
+
+BAD_INPUT = 2
+FAILED = 1
+Arch = Annotated[int | None, typer.Option(help="plan for this compute capability (90: sm_90), not for the GPU at hand")]
+Strict = Annotated[bool, typer.Option("--strict", help="an error where an op would run unfused")]
+
+app = typer.Typer(
+    help="A PyTorch module in, fused and checked GPU kernels out. --debug shows the traceback of an error.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+@takes_selection
+def demo(
+    selection: Selection,
+    record: Annotated[Path, typer.Option(help="where the JSON record goes")] = Path("out/demo.json"),
+) -> None:
+    """Plan, check and measure a module beside eager and torch.compile; without a GPU: simulate and compile."""
+    raise typer.Exit(0 if run_demo(selection, record) else FAILED)
+
+
+@app.command()
+@takes_selection
+def explain(selection: Selection, arch: Arch = None, strict: Strict = False) -> None:
+    """Say what was planned and why: kernels, boundaries, bytes and predicted time. Nothing is run."""
+    planned = plan_selection(selection, arch, strict=strict)
+    typer.echo(f"{planned.example.title}\n{format_plan(planned.info())}")
+
+
+@app.command()
+@takes_selection
+def show(
+    selection: Selection,
+    stage: Annotated[Stage, typer.Argument(help="graph, plan, schedule or code")],
+    arch: Arch = None,
+    backend: Annotated[str, typer.Option(help="of code: triton or numpy")] = "triton",
+    kernel: Annotated[str | None, typer.Option(help="of code: only the kernels whose name contains this")] = None,
+) -> None:
+    """Print one stage of the compilation as text."""
+    typer.echo(show_stage(plan_selection(selection, arch), stage, backend=backend, kernel=kernel))
+
+
+@app.command()
+@takes_selection
+def check(
+    selection: Selection,
+    strict: Strict = False,
+    seeds: Annotated[int, typer.Option(help="inputs drawn")] = 5,
+) -> None:
+    """Compare the fused module with the original: outputs and all gradients, by the acceptance rule."""
+    report = check_selection(selection, strict=strict, seeds=seeds)
+    typer.echo(str(report))
+    raise typer.Exit(0 if report.ok else FAILED)
+
+
+@app.command()
+def doctor() -> None:
+    """Show versions, GPU, compilers and cache, and what works here."""
+    typer.echo(doctor_report())
+
+
+@app.command()
+def cache(clear: Annotated[bool, typer.Option("--clear", help="delete what is in it")] = False) -> None:
+    """Show where the cache is and how large; or clear it."""
+    typer.echo(clear_cache() if clear else cache_report())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; the exit status. 2: bad input (said in a few lines), 1: a check failed."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    try:
+        app([a for a in given if a != "--debug"], prog_name="megafuse")
+    except MegafuseError as error:
+        if debug:
+            raise
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(BAD_INPUT)
+    return 0

@@ -1,0 +1,77 @@
+"""Which module a command works on, at which sizes: the options that several commands share."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+DEVICES = ("auto", "cpu", "cuda")
+
+_OPTIONS: dict[str, Any] = {
+    "package": Annotated[Path | None, typer.Option(help="folder that holds rank_mixer_src (default: the checkout's)")],
+    "subgraph": Annotated[str | None, typer.Option(help="a part of the block: dense_ffn_v2")],
+    "module": Annotated[str | None, typer.Option(help="pkg.mod:factory; the factory takes no arguments")],
+    "inputs": Annotated[
+        list[str] | None,
+        typer.Option("--input", help="input of --module, as 2,4,16:bfloat16[:requires_grad]; give it once per input"),
+    ],
+    "workload": Annotated[str | None, typer.Option(help="a module of megafuse.workloads, by name")],
+    "batch_size": Annotated[int | None, typer.Option(help="B")],
+    "tokens": Annotated[int | None, typer.Option(help="T")],
+    "dim": Annotated[int | None, typer.Option(help="D, a multiple of T for the block")],
+    "k": Annotated[int | None, typer.Option(help="hidden factor, H = k * D")],
+    "dtype": Annotated[str | None, typer.Option(help="bfloat16, float16 or float32")],
+    "seed": Annotated[int, typer.Option(help="seed of parameters and inputs")],
+    "device": Annotated[str, typer.Option(help="auto, cpu or cuda")],
+}
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The shared options as given on the command line; None: not given."""
+
+    package: Path | None = None
+    subgraph: str | None = None
+    module: str | None = None
+    inputs: tuple[str, ...] = ()
+    workload: str | None = None
+    batch_size: int | None = None
+    tokens: int | None = None
+    dim: int | None = None
+    k: int | None = None
+    dtype: str | None = None
+    seed: int = 1234
+    device: str = "auto"
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes that were given, under the names that workloads use."""
+        given = {"batch": self.batch_size, "tokens": self.tokens, "dim": self.dim, "k": self.k}
+        return {name: size for name, size in given.items() if size is not None}
+
+
+def takes_selection(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the shared options in place of its first parameter, a :class:`Selection`."""
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    names = [f.name for f in fields(Selection)]
+
+    @functools.wraps(command)
+    def run(**options: Any) -> None:
+        given = {name: options.pop(name) for name in names}
+        command(Selection(**given | {"inputs": tuple(given["inputs"] or ())}), **options)
+
+    shared = [_parameter(f.name, None if f.name == "inputs" else f.default) for f in fields(Selection)]
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + shared
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
+
+
+def _parameter(name: str, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=_OPTIONS[name])

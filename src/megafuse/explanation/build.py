@@ -1,0 +1,115 @@
+"""``explain``: from compiled values to records."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+
+from megafuse.api import Bound, engine_of
+from megafuse.compiler import Compiled
+from megafuse.core.device import DeviceSpec
+from megafuse.explanation.calls import StepReader, buffer_origins, kernel_of_nests, recomputed_in_backward
+from megafuse.explanation.eager import EagerEstimate, estimate_eager
+from megafuse.explanation.records import Coverage, Edge, Explanation, PlanInfo
+from megafuse.explanation.text import format_explanation
+from megafuse.fusion.cost import nest_cost
+from megafuse.ir.graph import Graph, Node
+from megafuse.ir.trace import Trace
+from megafuse.ir.types import Cast, Input, Map, Opaque, Reduce
+
+_NODE = re.compile(r"%(\d+):(\w+)")
+_DTYPES = {"f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16,
+           "i64": torch.int64, "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8,
+           "bool": torch.bool}  # fmt: skip
+
+
+def explain(fused: Any) -> Explanation:
+    """Describe every binding of what ``fuse`` returned: kernels, boundaries and why, bytes and predicted time.
+
+    Raises:
+        InputError: ``fused`` did not come from ``fuse``.
+    """
+    engine = engine_of(fused)
+    subject = getattr(engine.original, "__name__", type(engine.original).__name__)
+    plans = tuple(_explain_bound(b, subject) for b in engine.bindings)
+    return Explanation(subject, plans, format_explanation(subject, plans))
+
+
+def _explain_bound(bound: Bound, subject: str) -> PlanInfo:
+    if bound.compiled is None or bound.spec is None:
+        return PlanInfo(subject, reason=bound.reason)
+    return explain_compiled(bound.compiled, eager_of(bound.compiled, bound.spec.original))
+
+
+def explain_compiled(compiled: Compiled, eager: EagerEstimate | None = None) -> PlanInfo:
+    """Describe one compilation."""
+    step, cover, device = compiled.step, compiled.cover, compiled.device
+    reader = StepReader(step, device, _costs(device), buffer_origins(step))
+    homes = kernel_of_nests(step, cover.nests)
+    names = _names(compiled)
+    edges = (Edge(homes[b.first], homes[b.second], _readable(b.reason, names)) for b in cover.boundaries)
+    return PlanInfo(
+        title=_title(compiled),
+        device=f"{device.name} (sm_{device.arch})",
+        calls=reader.calls(),
+        edges=tuple(dict.fromkeys(edges)),
+        decisions=tuple(_readable(d, names) for d in cover.decisions),
+        notes=step.notes,
+        saved=tuple(map(reader.tensor, step.saved)),
+        recomputed=recomputed_in_backward(step, compiled.graph.forward_nodes()),
+        opaque=tuple(map(str, compiled.captured.support.opaque)),
+        coverage=coverage(compiled.graph),
+        eager=eager,
+        compile_seconds=dict(compiled.seconds),
+    )
+
+
+def eager_of(compiled: Compiled, original: Any) -> EagerEstimate | None:
+    """Eager's estimate from the function that runs the original ops on other tensors."""
+    leaves = compiled.captured.leaves
+    inputs = [
+        torch.empty_strided(leaf.type.shape, leaf.strides, dtype=_DTYPES[leaf.type.dtype.value], device="meta")
+        for leaf in leaves
+    ]
+    for tensor, leaf in zip(inputs, leaves, strict=True):
+        tensor.requires_grad_(leaf.requires_grad)
+    return estimate_eager(original, inputs, compiled.device)
+
+
+def coverage(graph: Graph) -> Coverage:
+    """Count the graph's floating-point maps, casts and reductions, and its opaque calls with floating-point results."""
+    made = [n for n in graph.nodes if n.dtype.is_float and n.is_a(Map, Cast, Reduce)]
+    opaque = [n for n in graph.nodes if n.dtype.is_float and n.is_a(Opaque)]
+    return Coverage(len(made), len(opaque), sum(n.type.numel for n in made), sum(n.type.numel for n in opaque))
+
+
+def _costs(device: DeviceSpec) -> Any:
+    def cost(trace: Trace) -> tuple[float, int]:
+        found = nest_cost(trace, device)
+        return found.results, found.cache_bytes
+
+    return cost
+
+
+def _title(compiled: Compiled) -> str:
+    """The example call's tensors."""
+    shown = [f"{n.attrs.name} {n.type}" for n in compiled.graph.inputs if isinstance(n.attrs, Input) and n.attrs.role == "arg"]
+    return ", ".join(shown) or "no tensor arguments"
+
+
+def _names(compiled: Compiled) -> dict[int, str]:
+    """What each graph value is called in reasons: its buffer, or its op and the user's line."""
+    found = {n.uid: _describe(n) for n in compiled.graph.nodes}
+    return found | {n.uid: name for n, name in compiled.step.names.items()}
+
+
+def _describe(node: Node) -> str:
+    kind = getattr(node.attrs, "fn", node.op)
+    return f"{kind} of {node.origin}" if node.origin else f"a {kind}"
+
+
+def _readable(reason: str, names: dict[int, str]) -> str:
+    """``reason`` with graph values replaced by names that the reader knows."""
+    return _NODE.sub(lambda m: names.get(int(m.group(1)), m.group(2)), reason)

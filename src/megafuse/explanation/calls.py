@@ -1,0 +1,140 @@
+"""Kernels, library products and opaque calls of a step, described in order of execution."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from megafuse.core.device import DeviceSpec
+from megafuse.explanation.eager import call_seconds
+from megafuse.explanation.records import Call, KernelInfo, LibraryInfo, PhaseInfo, TensorInfo
+from megafuse.ir.graph import Node
+from megafuse.ir.trace import Trace
+from megafuse.ir.types import Dot, Opaque, Origin
+from megafuse.schedule.types import Buffer, DotCall, KernelSchedule, Launch, OpaqueCall, PhaseSchedule, Step, View
+
+
+
+@dataclass
+class StepReader:
+    """Describes the calls of one step. ``cost`` gives (weighted results, L2 bytes beside DRAM) of a trace."""
+
+    step: Step
+    device: DeviceSpec
+    cost: Any
+    origins: Mapping[str, Origin | None]
+
+    def __post_init__(self) -> None:
+        self.buffers = {b.name: b for b in self.step.buffers}
+
+    def calls(self) -> tuple[Call, ...]:
+        """Forward calls, then backward calls."""
+        found = [self._call(c, True) for c in self.step.forward] + [self._call(c, False) for c in self.step.backward]
+        return tuple(c for c in found if c is not None)
+
+    def tensor(self, name: str) -> TensorInfo:
+        """A buffer by name."""
+        b: Buffer = self.buffers[name]
+        return TensorInfo(b.name, b.shape, b.dtype.value, math.prod(b.shape) * b.dtype.size, b.kind)
+
+    def _call(self, call: Any, forward: bool) -> Call | None:
+        if isinstance(call, Launch):
+            return self._kernel(self.step.kernels[call.kernel], forward)
+        if isinstance(call, DotCall):
+            return self._dot(call, forward)
+        return self._opaque(call, forward) if isinstance(call, OpaqueCall) else None
+
+    def _kernel(self, kernel: KernelSchedule, forward: bool) -> KernelInfo:
+        costs = [self.cost(p.trace) for p in kernel.phases]
+        memory = kernel.dram_bytes / self.device.dram_bandwidth + sum(c for _, c in costs) / self.device.l2_bandwidth
+        work = sum(r for r, _ in costs) / self.device.fp32_rate
+        return KernelInfo(
+            name=kernel.name,
+            forward=forward,
+            sources=_sources(p.trace for p in kernel.phases),
+            reads=tuple(map(self.tensor, kernel.reads)),
+            writes=tuple(map(self.tensor, kernel.writes)),
+            phases=tuple(map(_phase, kernel.phases)),
+            num_warps=kernel.num_warps,
+            dram_bytes=kernel.dram_bytes,
+            seconds=self.device.launch_seconds + max(memory, work),
+        )
+
+    def _dot(self, call: DotCall, forward: bool) -> LibraryInfo:
+        batch, m, k = call.a.shape
+        n = call.b.shape[2]
+        names = {(True, False): "bmm", (True, True): "baddbmm", (False, False): "mm", (False, True): "addmm"}
+        bias = f" + {call.bias.buffer}" if call.bias else ""
+        views = [call.out, call.a, call.b, *([call.bias] if call.bias else [])]
+        moved = sum(self._view_bytes(v) for v in views)
+        flops = 2 * batch * m * n * k
+        dtype = self.buffers[call.out.buffer].dtype.value
+        return LibraryInfo(
+            call=f"torch.{names[batch > 1, call.bias is not None]}",
+            what=f"{call.out.buffer} = {call.a.buffer} @ {call.b.buffer}{bias}: [{batch}, {m}, {k}] x [{batch}, {k}, {n}]",
+            where=_line(self.origins.get(call.out.buffer)),
+            forward=forward,
+            is_dot=True,
+            flops=flops,
+            dram_bytes=moved,
+            seconds=call_seconds(self.device, moved, flops, dtype),
+        )
+
+    def _opaque(self, call: OpaqueCall, forward: bool) -> LibraryInfo:
+        made = [r for r in call.results if r is not None]
+        moved = sum(self._view_bytes(v) for v in call.args) + sum(self.tensor(r).nbytes for r in made)
+        return LibraryInfo(
+            call=f"opaque call {call.call}",
+            what=f"{', '.join(made)}: {call.reason}",
+            where=_line(self.origins.get(made[0])) if made else "",
+            forward=forward,
+            is_dot=False,
+            flops=0,
+            dram_bytes=moved,
+            seconds=call_seconds(self.device, moved, 0, "f32"),
+        )
+
+    def _view_bytes(self, view: View) -> int:
+        touched = math.prod(n for n, s in zip(view.shape, view.strides, strict=True) if s != 0)
+        return touched * self.buffers[view.buffer].dtype.size
+
+
+def _phase(phase: PhaseSchedule) -> PhaseInfo:
+    space = phase.trace.nest.space
+    return PhaseInfo(space.num_rows, space.num_cols, phase.tile.row_tile, phase.tile.pieces, phase.tile.why)
+
+
+def _line(origin: Origin | None) -> str:
+    return "" if origin is None else f"{origin}" + (f": {origin.code}" if origin.code else "")
+
+
+def _sources(traces: Iterable[Trace]) -> tuple[str, ...]:
+    """The user's lines that kernels compute, in order of first use."""
+    insts = (i for t in traces for i in t.insts if i.kind in ("map", "cast", "reduce"))
+    return tuple(dict.fromkeys(line for i in insts if (line := _line(i.node.origin))))
+
+
+def buffer_origins(step: Step) -> dict[str, Origin | None]:
+    """The user's line of each buffer's value."""
+    return {name: node.origin for node, name in step.names.items()}
+
+
+def kernel_of_nests(step: Step, nests: Iterable[Any]) -> list[str]:
+    """The kernel in which each nest runs, by name ("" where none was found)."""
+    homes: dict[Any, str] = {}
+    for kernel in step.kernels:
+        for phase in kernel.phases:
+            for root, _ in phase.targets:
+                homes.setdefault(root.anchor, kernel.name)
+            for root in phase.trace.nest.roots:
+                homes.setdefault(root.anchor, kernel.name)
+    return [next((homes[r.anchor] for r in nest.roots if r.anchor in homes), "") for nest in nests]
+
+
+def recomputed_in_backward(step: Step, forward: frozenset[Node]) -> int:
+    """How many forward values (other than those read from memory) the backward kernels compute again."""
+    launched = [step.kernels[c.kernel] for c in step.backward if isinstance(c, Launch)]
+    insts = (i for k in launched for p in k.phases for i in p.trace.insts if i.kind in ("map", "cast", "reduce"))
+    return len({i.node for i in insts if i.node in forward and not i.node.is_a(Dot, Opaque)})

@@ -1,0 +1,111 @@
+"""Explanations as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from megafuse.explanation.records import Call, KernelInfo, LibraryInfo, PhaseInfo, PlanInfo, TensorInfo
+
+MAX_SOURCES = 12
+
+
+def quantity(value: float, unit: str) -> str:
+    """``value`` with a decimal prefix: 1.68 GB, 12.3 us."""
+    if value == 0:
+        return f"0 {unit}"
+    prefixes = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "u"))
+    scale, prefix = next((p for p in prefixes if abs(value) >= p[0]), (1e-9, "n"))
+    return f"{value / scale:.3g} {prefix}{unit}"
+
+
+def format_explanation(subject: str, plans: Sequence[PlanInfo]) -> str:
+    """Text of all bindings."""
+    count = f"{len(plans)} binding{'' if len(plans) == 1 else 's'}"
+    return "\n\n".join([f"{subject}: {count}", *(format_plan(p) for p in plans)]) + "\n"
+
+
+def format_plan(plan: PlanInfo) -> str:
+    """Text of one binding: every call with what it computes and moves, then boundaries, memory and totals."""
+    if plan.reason:
+        return f"{plan.title}: not fused\n  {plan.reason}"
+    lines = [f"plan for {plan.title} on {plan.device}"]
+    for title, forward in (("forward", True), ("backward", False)):
+        calls = [c for c in plan.calls if c.forward is forward]
+        lines += [f"{title}: {_counts(calls)}", *(line for c in calls for line in _call_lines(c))] if calls else []
+    lines += _section("boundaries: why these are not one pass", map(str, plan.edges))
+    lines += _section("decisions", [*plan.decisions, *plan.notes])
+    lines += _saved_lines(plan)
+    lines += _section("ops that run as they are", plan.opaque)
+    return "\n".join([*lines, format_summary(plan)])
+
+
+def format_summary(plan: PlanInfo) -> str:
+    """Totals of one binding beside eager's estimate; all of it predicted, nothing measured."""
+    cover = plan.coverage
+    lines = [
+        "totals (predicted, not measured)",
+        f"  floating-point ops other than dots: {cover.generated} in generated kernels, {cover.opaque} opaque "
+        f"({100 * cover.share:.1f} % generated)",
+        f"  dots: {len(plan.dots)}, {quantity(plan.flops, 'flop')}, {quantity(plan.dot_seconds, 's')}",
+        f"  plan:  {len(plan.calls):3} calls, DRAM traffic {quantity(plan.dram_bytes, 'B')}, time "
+        f"{quantity(plan.seconds, 's')}",
+    ]
+    if plan.eager is None:
+        return "\n".join([*lines, "  eager: no estimate (the original does not run on tensors without data)"])
+    eager = plan.eager
+    lines.append(
+        f"  eager: {len(eager.ops):3} calls, DRAM traffic {quantity(eager.dram_bytes, 'B')}, time "
+        f"{quantity(eager.seconds, 's')}  (rule: {eager.rule})"
+    )
+    return "\n".join(lines)
+
+
+def _counts(calls: Sequence[Call]) -> str:
+    kernels = sum(isinstance(c, KernelInfo) for c in calls)
+    dots = sum(isinstance(c, LibraryInfo) and c.is_dot for c in calls)
+    opaque = len(calls) - kernels - dots
+    extra = f", {opaque} opaque" if opaque else ""
+    return f"{kernels} kernels, {dots} dots{extra}"
+
+
+def _call_lines(call: Call) -> list[str]:
+    cost = f"{quantity(call.dram_bytes, 'B')}, {quantity(call.seconds, 's')}"
+    if isinstance(call, LibraryInfo):
+        where = f"    {call.where}" if call.where else ""
+        return [f"  {call.call}  {call.what}  ({cost})", *([where] if where else [])]
+    lines = [f"  {call.name}  ({cost}, {call.num_warps} warps)"]
+    lines += [f"    computes {s}" for s in call.sources[:MAX_SOURCES]]
+    if len(call.sources) > MAX_SOURCES:
+        lines.append(f"    and {len(call.sources) - MAX_SOURCES} more lines")
+    lines += [f"    reads  {_tensors(call.reads)}", f"    writes {_tensors(call.writes)}"]
+    return lines + [f"    {_phase(p, n, len(call.phases))}" for n, p in enumerate(call.phases)]
+
+
+def _tensors(tensors: Iterable[TensorInfo]) -> str:
+    return ", ".join(map(str, tensors)) or "nothing"
+
+
+def _phase(phase: PhaseInfo, number: int, count: int) -> str:
+    head = "tile" if count == 1 else f"phase {number}: tile"
+    cols = "+".join(map(str, phase.pieces))
+    why = f" ({phase.why})" if phase.why else ""
+    return f"{head} {phase.row_tile} rows x {cols} cols of {phase.rows} x {phase.cols}{why}"
+
+
+def _section(title: str, items: Iterable[str]) -> list[str]:
+    listed = list(items)
+    return [title, *(f"  {i}" for i in listed)] if listed else []
+
+
+def _saved_lines(plan: PlanInfo) -> list[str]:
+    """What forward keeps for backward: new memory first, then what is there anyway."""
+    if not plan.saved:
+        return []
+    own = sorted((t for t in plan.saved if t.kind == "saved"), key=lambda t: -t.nbytes)
+    lines = [f"saved for backward: {quantity(plan.saved_bytes, 'B')} beyond inputs and outputs"]
+    lines += [f"  {t}  {quantity(t.nbytes, 'B')}" for t in own]
+    rest = [t.name for t in plan.saved if t.kind != "saved"]
+    lines += [f"  kept anyway: {', '.join(rest)}"] if rest else []
+    if plan.recomputed:
+        lines.append(f"  {plan.recomputed} forward values are not saved but recomputed inside backward kernels")
+    return lines

@@ -1,0 +1,140 @@
+"""What capture refuses, how it says so, and the source lines it reports."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from capture_helpers import seeded
+from megafuse.capture.api import capture
+from megafuse.core.errors import CaptureError, InputError, UnsupportedError
+from megafuse.workloads.rank_mixer_block import RankMixerBlock
+
+X = seeded(3, 4, dtype=torch.float32)
+
+
+def test_strict_lists_each_op_with_its_line() -> None:
+    def fn(x: Tensor) -> Tensor:
+        y = torch.cumsum(x, 0)
+        return torch.sort(y)[0]
+
+    with pytest.raises(UnsupportedError) as caught:
+        capture(fn, (X,), strict=True)
+    text = str(caught.value)
+    assert "aten.cumsum.default: scan at test_capture_errors.py:" in text
+    assert "y = torch.cumsum(x, 0)" in text
+    assert "return torch.sort(y)[0]" in text
+
+
+def test_source_lines_of_forward_and_backward() -> None:
+    def fn(x: Tensor) -> Tensor:
+        y = torch.sin(x)  # first
+        return y.exp()  # second
+
+    captured = capture(fn, (X,))
+    lines = [n.origin.code for n in captured.graph.nodes if n.origin is not None]
+    first = [code for code in lines if "# first" in code]
+    assert len(first) >= 2  # sin, and cos of its backward
+    assert all("# first" in c or "# second" in c for c in lines)
+    assert {n.origin.file for n in captured.graph.nodes if n.origin} == {"test_capture_errors.py"}
+
+
+def test_every_backward_node_has_a_line() -> None:
+    block = RankMixerBlock(4, 16, 2)
+    captured = capture(block, (torch.randn(2, 4, 16, requires_grad=True),))
+    assert all(n.origin is not None for n in captured.graph.nodes if n.args)
+
+
+def test_random_numbers_are_opaque() -> None:
+    captured = capture(lambda x: F.dropout(x, 0.5), (X,))
+    assert captured.support.opaque[0].reason == "draws random numbers"
+    assert captured.calls[0].random
+
+
+def test_the_users_own_error_passes() -> None:
+    with pytest.raises(ValueError, match="multiple of tokens"):
+        RankMixerBlock(4, 18, 2)
+
+    def fn(x: Tensor) -> Tensor:
+        if x.shape[1] % 3:
+            raise RuntimeError("D % T != 0")
+        return x
+
+    with pytest.raises(RuntimeError, match=r"^D % T != 0$"):
+        capture(fn, (X,))
+
+
+def test_control_flow_on_values() -> None:
+    def fn(x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            return x
+        return -x
+
+    with pytest.raises(CaptureError) as caught:
+        capture(fn, (X,))
+    assert "depends on a tensor's values" in str(caught.value)
+    assert "if x.sum() > 0:" in str(caught.value)
+    with pytest.raises(CaptureError, match="depends on a tensor's values"):
+        capture(lambda x: x * x.sum().item(), (X,))
+    with pytest.raises(CaptureError, match="depends on a tensor's values"):
+        capture(lambda x: x[x > 0], (X,))
+
+
+def test_shapes_and_types_that_pytorch_refuses() -> None:
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return x @ w
+
+    with pytest.raises(CaptureError) as caught:
+        capture(fn, (X, X))
+    assert "return x @ w" in str(caught.value)
+    assert "argument w is float32[3, 4]" in str(caught.value)
+    with pytest.raises(CaptureError, match=r"argument w is bfloat16\[4, 3\]"):
+        capture(fn, (X, torch.zeros(4, 3, dtype=torch.bfloat16)))
+
+
+def test_integer_input_is_named() -> None:
+    block = RankMixerBlock(4, 16, 2)
+    with pytest.raises((InputError, CaptureError), match="argument x"):
+        capture(block, (torch.ones(2, 4, 16, dtype=torch.int64),))
+    with pytest.raises(InputError, match="argument x"):
+        capture(lambda x: x + 1, (torch.ones(3, dtype=torch.int64),))
+
+
+def test_mixed_devices_are_named() -> None:
+    with pytest.raises(InputError, match="argument a is on cpu, but argument b is on meta"):
+        capture(lambda a, b: a + b, (X, torch.empty(3, 4, device="meta")))
+
+
+def test_other_refusals() -> None:
+    class Sub(torch.Tensor):
+        pass
+
+    with pytest.raises(InputError, match="argument x is a Sub"):
+        capture(lambda x: x, (torch.zeros(3).as_subclass(Sub),))
+    with pytest.raises(InputError, match="complex64"):
+        capture(lambda x: x, (torch.zeros(3, dtype=torch.complex64),))
+    with pytest.raises(InputError, match="layout"):
+        capture(lambda x: x, (torch.zeros(3, 3).to_sparse(),))
+    with pytest.raises(InputError, match="module or function"):
+        capture(3, (X,))  # type: ignore[arg-type]
+    with pytest.raises(CaptureError, match="leaf"):
+        capture(lambda x: x.add_(1), (X,))
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(CaptureError, match="autocast"):
+        capture(nn.Linear(4, 4), (X,))
+
+
+def test_in_place_change_of_shared_memory() -> None:
+    base = torch.zeros(4)
+    with pytest.raises(CaptureError, match="changed in place and shares memory"):
+        capture(lambda a, b: (a.add_(1), b), (base, base[:2]))
+
+
+def test_class_that_hides_tensors() -> None:
+    class Out:
+        def __init__(self, x: Tensor) -> None:
+            self.x = x
+
+    with pytest.raises(CaptureError, match="inside a Out"):
+        capture(lambda x: Out(x * 2), (X,))

@@ -1,0 +1,22 @@
+"""Printed Triton kernels compile for sm_90 with no GPU, without spills and with vector accesses."""
+
+from __future__ import annotations
+
+import json
+
+from codegen_maps import map_cases
+from codegen_programs import cases, other_cases
+from codegen_running import worker
+from megafuse.core.dtypes import DType
+
+
+def test_triton_texts_compile_for_hopper():
+    printed = [line for line in worker("codegen_compile.py").split("\n") if line.startswith("{")]
+    found = {record["name"]: record for record in map(json.loads, printed)}
+    assert set(found) == {case.name for case in (*cases(DType.BF16), *other_cases(), *map_cases())}
+    # The programs of all functions have local arrays of their own (argument reduction of sin and cos).
+    spilled = [name for name, record in found.items() if record["stack"] and name not in ("maps_f32", "maps_f64")]
+    assert not spilled
+    assert found["layer_norm_backward_bf16_1280_1"]["registers"] <= 96
+    for name in ("layer_norm_bf16_1280", "layer_norm_backward_bf16_1280_1", "mixing_bf16_16"):
+        assert "v4.b32" in found[name]["vectors"], f"{name} reads 16 bytes at a time"

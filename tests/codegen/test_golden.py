@@ -1,0 +1,61 @@
+"""Printed texts are what was last looked at, and are formatted. ``MEGAFUSE_ACCEPT_GOLDEN=1`` accepts new texts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from codegen_maps import map_cases
+from codegen_programs import cases, other_cases
+from megafuse.codegen.numpy import print_kernel as print_numpy
+from megafuse.codegen.triton import print_kernel as print_triton
+from megafuse.core.dtypes import DType
+
+GOLDEN = Path(__file__).parent / "golden"
+CASES = {case.name: case for case in (*cases(DType.BF16), *cases(DType.F32), *other_cases(), *map_cases())}
+NAMES = (
+    "layer_norm_bf16_1280",
+    "layer_norm_backward_bf16_1197_4",
+    "mixing_bf16_20",
+    "softmax_f32_150_looped",
+    "gelu_bf16_150",
+    "concat_pad_f32",
+    "reductions_f64_looped",
+    "maps_f32",
+)
+PRINTERS = {"triton": print_triton, "numpy": print_numpy}
+
+
+@pytest.mark.parametrize("backend", PRINTERS)
+@pytest.mark.parametrize("name", NAMES)
+def test_text_is_the_accepted_one(name: str, backend: str):
+    text = PRINTERS[backend](CASES[name].program).text
+    path = GOLDEN / f"{name}_{backend}.py"
+    if os.environ.get("MEGAFUSE_ACCEPT_GOLDEN") == "1":
+        path.write_text(text)
+    assert text == path.read_text(), "accept with MEGAFUSE_ACCEPT_GOLDEN=1 after reading the difference"
+
+
+def test_no_golden_file_is_left_over():
+    assert {path.stem for path in GOLDEN.glob("*.py")} == {
+        f"{name}_{backend}" for name in NAMES for backend in PRINTERS
+    }
+
+
+@pytest.mark.skipif(shutil.which("ruff") is None, reason="needs ruff")
+def test_all_texts_are_formatted(tmp_path: Path):
+    for name, case in CASES.items():
+        for backend, printer in PRINTERS.items():
+            (tmp_path / f"{name}_{backend}.py").write_text(printer(case.program).text)
+    command = ["ruff", "format", "--check", "--isolated", "--line-length", "120", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_printing_is_deterministic():
+    for case in CASES.values():
+        assert print_triton(case.program) == print_triton(case.program)
