@@ -114,7 +114,8 @@ def make_rival(name: str, case: Case, level: str = "auto") -> Rival:
 
 def make_rivals(names: Sequence[str], case: Case, level: str = "auto") -> list[Rival]:
     """All rivals of a case, with a line of progress for each."""
-    torch.compiler.reset()  # a further shape of the same code would otherwise compile with dynamic shapes
+    if set(names) - {EAGER, MEGAFUSE}:
+        torch.compiler.reset()  # a further shape of the same code would otherwise compile with dynamic shapes
     made = []
     for name in names:
         rival = make_rival(name, case, level)

@@ -31,7 +31,8 @@ def case_rows(case: CaseResult) -> list[tuple[str, ...]]:
     if gemm:
         step, graph = number(gemm, 1), number(_median(case.gemm.get("graph")), 1)
         rate = case.gemm.get("flops", 0) / gemm / 1e6
-        rows.append((case.name, "gemm", "", step, "", "", graph, *[""] * 5, "", "", number(rate, 0), ""))
+        count = f"{len(case.gemm.get('products', ()))} products"
+        rows.append((case.name, "gemm", count, step, "", "", graph, *[""] * 5, "", "", number(rate, 0), ""))
     return rows
 
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from megafuse.cli.planning import DEFAULT_ARCH, plan_selection
 from megafuse.cli.running import check_example, limit_threads
@@ -34,6 +35,7 @@ class PlanResult:
     title: str
     plan: PlanInfo
     kernels: tuple[Any, ...]
+    error: str = ""
 
 
 def demo_without_gpu(selection: Selection, console: Console) -> dict[str, Any]:
@@ -48,7 +50,7 @@ def demo_without_gpu(selection: Selection, console: Console) -> dict[str, Any]:
         console.print(f"\n[bold]{result.title}[/bold]")
         console.print(plan_table(result.plan), soft_wrap=False)
         reports = compile_kernels(result, console)
-        checks = list(_report_checks(checking, console))
+        checks = [_compile_check(result, reports), *_report_checks(checking, console)]
     console.print(f"\n{format_summary(result.plan)}", markup=False)
     console.print("\nNothing was timed: there is no GPU here. Times and traffic above are the cost model's predictions.")
     return {
@@ -74,7 +76,11 @@ def check_cases(selection: Selection) -> list[Case]:
 def plan_job(selection: Selection) -> PlanResult:
     """Plan at the measured shape, on tensors without data; runs in a process of its own."""
     planned = plan_selection(selection, DEFAULT_ARCH)
-    return PlanResult(planned.example.title, planned.info(), planned.compiled.artifact("triton").kernels)
+    found = PlanResult(planned.example.title, planned.info(), ())
+    try:
+        return replace(found, kernels=planned.compiled.artifact("triton").kernels)
+    except Exception as error:  # a kernel that cannot be printed must not hide the plan and the checks
+        return replace(found, error=f"{type(error).__name__}: {error}")
 
 
 def check_job(selection: Selection, size: str, dtype: str | None) -> dict[str, Any]:
@@ -98,6 +104,9 @@ def check_facts(report: CheckReport) -> dict[str, Any]:
 
 def compile_kernels(result: PlanResult, console: Console) -> list[CompileReport]:
     """Cross-compile the plan's kernels, one after another: the checks keep the other core busy."""
+    if result.error:
+        console.print(f"\n[red]kernels were not printed[/red]: {escape(result.error)}")
+        return []
     if importlib.util.find_spec("triton") is None:
         console.print("kernels were not compiled: triton is not installed")
         return []
@@ -105,6 +114,13 @@ def compile_kernels(result: PlanResult, console: Console) -> list[CompileReport]
     console.print()
     console.print(compile_table(reports, result.plan), soft_wrap=False)
     return reports
+
+
+def _compile_check(result: PlanResult, reports: list[CompileReport]) -> dict[str, Any]:
+    """Compilation as one more check: every kernel was printed, and compiled where that was tried."""
+    failed = [f"{r.entry}: {r.error}" for r in reports if r.error]
+    error = result.error or "; ".join(failed)
+    return {"title": f"{result.title}: {len(reports)} kernels compiled", "ok": not error, "error": error}
 
 
 def _report_checks(running: list[Future[dict[str, Any]]], console: Console) -> Iterator[dict[str, Any]]:

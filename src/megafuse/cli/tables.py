@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from megafuse.explanation import KernelInfo, PlanInfo
@@ -23,7 +24,7 @@ def plan_table(plan: PlanInfo) -> Table:
             table.add_row("[dim]backward[/dim]")
             forward = False
         name, what = (call.name, _lines(call)) if isinstance(call, KernelInfo) else (call.call, call.what)
-        table.add_row(name, what.replace("[", r"\["), quantity(call.dram_bytes, "B"), quantity(call.seconds, "s"))
+        table.add_row(name, escape(what), quantity(call.dram_bytes, "B"), quantity(call.seconds, "s"))
     return table
 
 
@@ -44,7 +45,7 @@ def compile_table(reports: Sequence[CompileReport], plan: PlanInfo) -> Table:
         kernel = kernels.get(report.entry)
         head = (report.entry, str(kernel.num_warps) if kernel else "", _tile(kernel) if kernel else "")
         if report.error:
-            table.add_row(*head, f"[red]{report.error.splitlines()[-1][:60]}[/red]")
+            table.add_row(*head, f"[red]{escape(report.error.splitlines()[-1][:60])}[/red]")
             continue
         spills = "0" if not report.spills else f"[yellow]{report.spills} B[/yellow]"
         table.add_row(*head, str(report.registers), spills, f"{report.shared} B", f"{report.seconds:.1f} s")
@@ -79,7 +80,7 @@ def plan_record(plan: PlanInfo) -> dict[str, Any]:
 def check_line(check: Mapping[str, Any]) -> str:
     """One line on one check; the whole report where it failed."""
     if check.get("error"):
-        return f"  [red]FAIL[/red]  {check['title']}: {check['error']}"
+        return f"  [red]FAIL[/red]  {escape(check['title'])}: {escape(check['error'])}"
     state = "[green]ok[/green]  " if check["ok"] else "[red]FAIL[/red]"
-    line = f"  {state}  {check['title']}: {check['tensors']} tensors, {check['seeds']} seeds, {check['seconds']:.1f} s"
-    return line if check["ok"] else f"{line}\n{check['text']}"
+    line = f"  {state}  {escape(check['title'])}: {check['tensors']} tensors, {check['seeds']} seeds, {check['seconds']:.1f} s"
+    return line if check["ok"] else f"{line}\n{escape(check['text'])}"

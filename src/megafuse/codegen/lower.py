@@ -173,19 +173,17 @@ class _PhaseLowering:
         columns once.
         """
         depth = self._depths()
+        roots = {r: i for r, i in self.trace.roots.items() if r in self.targets}
         last = max(depth.values(), default=0)
+        count = last + 1 if last == 0 or any(self._wide(i) for i in roots.values()) else last
         done: set[Inst] = set()
         passes = []
-        for level in range(last + 1):
+        for level in range(count):
             reduces = [i for i in self.trace.insts if i.kind == "reduce" and depth[i] == level + 1]
-            roots = [r for r, i in self.trace.roots.items() if r in self.targets and depth[i] == level and not self._wide(i)]
-            if level == last:
-                roots += [r for r, i in self.trace.roots.items() if r in self.targets and self._wide(i)]
-            needed = self._needed([*reduces, *(self.trace.roots[r] for r in roots)], done)
-            body = self._body([i for i in self.trace.insts if i in needed], roots)
+            here = [r for r, i in roots.items() if level == (count - 1 if self._wide(i) else max(depth[i] - 1, 0))]
+            needed = self._needed([*reduces, *(roots[r] for r in here)], done)
+            passes.append(Pass(tuple(self._body([i for i in self.trace.insts if i in needed], here))))
             done |= {i for i in needed if not self._wide(i)}
-            if body:
-                passes.append(Pass(tuple(body)))
         return tuple(passes)
 
     def _wide(self, inst: Inst) -> bool:
@@ -200,13 +198,12 @@ class _PhaseLowering:
     def _needed(self, wanted: Iterable[Inst], done: set[Inst]) -> set[Inst]:
         """``wanted`` and all they stand on, but for row values that an earlier pass left behind."""
         found: set[Inst] = set()
-        stack = [w for w in wanted]
+        stack = list(wanted)
         while stack:
             inst = stack.pop()
-            if inst in found or (inst in done and inst not in wanted):
-                continue
-            found.add(inst)
-            stack.extend(a for a in inst.args if a not in done)
+            if inst not in found and inst not in done:
+                found.add(inst)
+                stack.extend(inst.args)
         return found
 
 

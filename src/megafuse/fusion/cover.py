@@ -102,6 +102,15 @@ def _comparable(a: Item, b: Item) -> bool:
     return full_a in sizes_b or full_b in sizes_a
 
 
+def _follows(a: Item, b: Item) -> bool:
+    """``a`` is a map over nothing but the result of a reduction of ``b``."""
+    if not a.nest.flexible:
+        return False
+    results = {r.anchor.node: r for r in b.nest.roots if r.arg_index is not None}
+    volume = a.nest.space.num_rows * a.nest.space.num_cols
+    return any(n in results and n.type.numel == volume for n in a.trace.loaded())
+
+
 def _volumes(trace: Trace) -> tuple[int, int]:
     space = trace.nest.space
     return space.num_rows * space.num_cols, space.num_rows
@@ -122,6 +131,7 @@ class Search:
         self.forward = graph.forward_nodes()
         self.items: dict[int, Item] = {}
         self.ids = itertools.count()
+        self.followers_wait = True
         self.gains: dict[tuple[int, int], tuple[float, Item] | None] = {}
         for anchor in anchors.order:
             self.add(self._initial(anchor, f"n{anchor.node.uid}p{anchor.part or 0}_"))
@@ -138,12 +148,18 @@ class Search:
         return ident
 
     def run(self) -> list[Item]:
-        """Join until no join saves time; the items in an order in which they can run."""
-        while (best := self._best_pair()) is not None:
-            (a, b), item = best
-            del self.items[a], self.items[b]
-            self.gains = {k: v for k, v in self.gains.items() if a not in k and b not in k}
-            self.add(item)
+        """Join until no join saves time; the items in an order in which they can run.
+
+        Maps of a reduction's result wait for a second round: until then the reduction may join a large nest as a
+        column reduction, and the finisher that sums its partials takes such followers in for nothing.
+        """
+        for self.followers_wait in (True, False):
+            self.gains.clear()
+            while (best := self._best_pair()) is not None:
+                (a, b), item = best
+                del self.items[a], self.items[b]
+                self.gains = {k: v for k, v in self.gains.items() if a not in k and b not in k}
+                self.add(item)
         return self._ordered()
 
     def _best_pair(self) -> tuple[tuple[int, int], Item] | None:
@@ -161,6 +177,8 @@ class Search:
 
     def _gain(self, a: Item, b: Item) -> tuple[float, Item] | None:
         if a.forward != b.forward or not _comparable(a, b) or not self._touching(a, b):
+            return None
+        if self.followers_wait and (_follows(a, b) or _follows(b, a)):
             return None
         options = self._options(a, b)
         best: tuple[float, Item] | None = None

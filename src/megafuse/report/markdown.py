@@ -50,11 +50,12 @@ def _machine(record: Record, name: str) -> str:
 
 def kernel_sections(case: CaseResult) -> list[str]:
     """A kernel table for every rival that has one."""
-    found = []
-    for rival in case.rivals.values():
-        if rows := kernel_rows(rival):
-            found.append(f"### {case.name}: kernels of {rival.name}\n\n" + markdown_table([KERNEL_HEADINGS, *rows]))
-    return found
+    tables = {name: kernel_rows(rival) for name, rival in case.rivals.items()}
+    return [
+        f"### {case.name}: kernels of {name}\n\n" + markdown_table([KERNEL_HEADINGS, *rows])
+        for name, rows in tables.items()
+        if rows
+    ]
 
 
 def kernel_rows(rival: RivalResult) -> list[tuple[str, ...]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from megafuse.core.device import DeviceSpec
 from megafuse.ir.graph import Node
 from megafuse.ir.index import combine
+from megafuse.ir.nest import Root
 from megafuse.ir.trace import Trace
 from megafuse.schedule.types import Tile
 
@@ -53,7 +54,7 @@ def row_contiguous(request: TileRequest) -> bool:
     space = request.trace.nest.space
     votes = 0
     accesses = [(i.node, i.index) for i in request.trace.loads() if i.axes & space.col_names and i.axes & space.row_names]
-    accesses += [(r.anchor.value, r.index) for r in request.trace.nest.roots if r.axes & space.col_names and not r.by_rows]
+    accesses += [(r.anchor.value, r.index) for r in request.trace.nest.roots if not r.by_rows and _varies(r, space.col_names)]
     for node, index in accesses:
         offset = combine(index, request.strides(node))
         unit = [name for name, stride in offset.terms if abs(stride) == 1]
@@ -87,9 +88,14 @@ def choose_tile(request: TileRequest, device: DeviceSpec) -> Tile:
     return Tile(rows, per_chunk, pieces, col_block, col_grid, warps, why)
 
 
+def _varies(root: Root, names: frozenset[str]) -> bool:
+    return any(ix.axes & names for ix in root.index)
+
+
 def _live_values(trace: Trace) -> int:
-    cols = trace.nest.space.col_names
-    loads = sum(1 for i in trace.loads() if i.axes & cols)
+    """Tile values alive at once: loads that vary over rows and columns, column accumulators and a few temporaries."""
+    space = trace.nest.space
+    loads = sum(1 for i in trace.loads() if i.axes & space.col_names and i.axes & space.row_names)
     accumulators = sum(1 for r in trace.nest.roots if r.by_rows)
     return loads + accumulators + LIVE_TEMPORARIES
 

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from bench_fakes import net_case
+from megafuse.bench import rivals
+from megafuse.bench.cases import make_case, parse_shapes
+from megafuse.bench.measure import Settings, measure_case
+from megafuse.bench.plan import PlanFacts, plan_facts
+from megafuse.bench.rivals import NotValidated, make_rival, parse_rivals
+from megafuse.bench.verify import one_seed_failures
+from megafuse.core.errors import InputError
+
+
+class Wrong(nn.Module):
+    """The case's module with every output off by a hundredth."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * 1.01
+
+
+def test_the_reference_validates_and_a_wrong_rival_does_not() -> None:
+    case = net_case()
+    assert one_seed_failures(case, case.module) == ()
+    found = one_seed_failures(case, Wrong(case.module))
+    assert any(f.startswith("output out") for f in found)
+
+
+def test_a_wrong_rival_is_recorded_and_never_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(rivals.MAKERS, "compile", lambda case: Wrong(case.module))
+    case = net_case()
+    result = measure_case(case, Settings(rivals=("eager", "compile"), sections=("host",), host_steps=2))
+    assert result.rivals["compile"].checked["ok"] is False
+    assert result.rivals["compile"].checked["failures"]
+    assert result.rivals["compile"].host == {}
+    assert result.rivals["eager"].checked["ok"]
+    with pytest.raises(NotValidated, match="compile is not timed"):
+        make_rival("compile", case).step(case)
+
+
+def test_a_rival_that_cannot_be_made_is_a_row_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(case: object) -> None:
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setitem(rivals.MAKERS, "compile", fail)
+    rival = make_rival("compile", net_case())
+    assert rival.fn is None
+    assert rival.error == "RuntimeError: no compiler here"
+    assert not rival.usable
+
+
+def test_megafuse_validates_on_the_cpu_and_tells_its_plan() -> None:
+    case = net_case(rows=32)
+    rival = make_rival("megafuse", case, level="quick")
+    assert rival.usable, (rival.error, rival.checked)
+    facts = plan_facts(rival.fn)
+    assert len(facts.kernels) >= 2
+    assert facts.dots == 6
+    assert facts.opaque_calls == 0
+    assert facts.coverage_by_elements == facts.coverage_by_calls == 1.0
+    assert facts.kernel_bytes == sum(k.bytes * k.launches for k in facts.kernels) > 0
+    assert facts.as_dict(100)["kernel_bytes_per_input"] == facts.kernel_bytes / 100
+
+
+def test_a_step_without_generated_kernels_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(rivals.MAKERS, "megafuse", lambda case: case.module)
+    monkeypatch.setattr(rivals, "plan_facts", lambda fn: PlanFacts(reason="slower"))
+    rival = make_rival("megafuse", net_case())
+    assert not rival.usable
+    assert rival.checked.failures == ("no generated kernel slower",)
+
+
+def test_cases_can_be_made_from_their_source() -> None:
+    made = make_case({"kind": "rank_mixer", "shape": [2, 4, 16, 2], "dtype": "float32"}, device="cpu")
+    again = make_case(made.source, device="cpu")
+    assert torch.equal(made.args[0], again.args[0])
+    assert torch.equal(made.cotangents[0], again.cotangents[0])
+    other = make_case({"kind": "workload", "name": "swiglu_ffn", "dtype": "float32", "size": "small"}, device="cpu")
+    assert other.cotangents[0].dtype == torch.float32
+    assert make_case(other.source, device="cpu").name == other.name
+    with pytest.raises(InputError, match="unknown kind"):
+        make_case({"kind": "other"})
+
+
+def test_options_are_checked() -> None:
+    assert parse_shapes("4,16,128,2; 1,8,64,2;") == [(4, 16, 128, 2), (1, 8, 64, 2)]
+    assert parse_rivals("megafuse,eager,megafuse") == ["eager", "megafuse"]
+    with pytest.raises(InputError, match="B,T,D,k"):
+        parse_shapes("4,16,128")
+    with pytest.raises(InputError, match="unknown rival"):
+        parse_rivals("jax")
