@@ -3,21 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from megafuse.api import NotFusedWarning, check, fuse
-    from megafuse.core.errors import (
-        CaptureError,
-        CheckError,
-        InputError,
-        LaunchError,
-        MegafuseError,
-        TargetError,
-        UnsupportedError,
-        VerifyError,
-    )
-    from megafuse.explanation import Explanation, explain
+from typing import Any
 
 __version__ = "0.1.0"
 

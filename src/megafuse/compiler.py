@@ -22,6 +22,7 @@ from megafuse.core.device import DeviceSpec
 from megafuse.core.errors import InputError
 from megafuse.fusion.plan import Cover
 from megafuse.fusion.planner import plan_cover
+from megafuse.ir.copies import with_copies
 from megafuse.ir.graph import Graph
 from megafuse.ir.rewrite import rewrite
 from megafuse.ir.rules import SIMPLIFY
@@ -90,6 +91,7 @@ def compile_captured(captured: Captured, device: DeviceSpec, clock: _Clock | Non
     verify(captured.graph)
     graph: Graph = clock.time("rewrite", rewrite, captured.graph, (*SIMPLIFY, *CONCAT_RULES), "simplify")
     verify(graph)
+    graph = with_copies(graph, captured.out_alias)
     cover: Cover = clock.time("fusion", plan_cover, graph, wanted_strides(graph, captured.out_strides), device)
     step: Step = clock.time("schedule", build_step, cover, device)
     programs = clock.time("codegen", _lower, step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,14 +16,18 @@ from megafuse.cli.selection import Selection
 from megafuse.cli.targets import pick_device
 from megafuse.runtime.environment import environment
 
+PLAIN_WIDTH = 120  # columns where the output is no terminal
 
-def run_demo(selection: Selection, record: Path) -> bool:
-    """Run the demo and write its record; True if every check passed."""
-    console = Console(highlight=False, soft_wrap=True)
+
+def run_demo(selection: Selection, record: Path, *, traffic: bool = True) -> bool:
+    """Run the demo and write its record; True if every check passed. ``traffic``: measure that too on a GPU."""
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     start = time.perf_counter()
     device = pick_device(selection)
-    run = demo_with_gpu if device == "cuda" else demo_without_gpu
-    facts = run(selection, console)
+    if device == "cuda":
+        facts = demo_with_gpu(selection, console, traffic=traffic)
+    else:
+        facts = demo_without_gpu(selection, console)
     seconds = time.perf_counter() - start
     ok = all(c["ok"] for c in facts["checks"])
     body = {

@@ -40,7 +40,9 @@ class PlanResult:
 
 def demo_without_gpu(selection: Selection, console: Console) -> dict[str, Any]:
     """Run the demo; the facts for its record."""
-    console.print("no GPU: the plan is for an NVIDIA H200 (sm_90); [bold]nothing is timed[/bold], all costs are predicted")
+    console.print(
+        "no GPU: the plan is for an NVIDIA H200 (sm_90); [bold]nothing is timed[/bold], all costs are predicted"
+    )
     cases = check_cases(selection)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(PROCESSES, mp_context=context, initializer=limit_threads) as pool:
@@ -52,7 +54,9 @@ def demo_without_gpu(selection: Selection, console: Console) -> dict[str, Any]:
         reports = compile_kernels(result, console)
         checks = [_compile_check(result, reports), *_report_checks(checking, console)]
     console.print(f"\n{format_summary(result.plan)}", markup=False)
-    console.print("\nNothing was timed: there is no GPU here. Times and traffic above are the cost model's predictions.")
+    console.print(
+        "\nNothing was timed: there is no GPU here. Times and traffic above are the cost model's predictions."
+    )
     return {
         "timed": False,
         "plan": plan_record(result.plan),
@@ -65,7 +69,7 @@ Case = tuple[Selection, str, str | None]
 
 
 def check_cases(selection: Selection) -> list[Case]:
-    """(selection, size, dtype) of the checks: two small shapes in two types; a user's module as its inputs are given."""
+    """(selection, size, dtype) of the checks: two small shapes in two types; a user's module as it is given."""
     if selection.module:
         return [(selection, "small", None)]
     plain = replace(selection, batch_size=None, tokens=None, dim=None, k=None, dtype=None)
@@ -124,7 +128,9 @@ def _compile_check(result: PlanResult, reports: list[CompileReport]) -> dict[str
 
 
 def _report_checks(running: list[Future[dict[str, Any]]], console: Console) -> Iterator[dict[str, Any]]:
-    console.print("\n[bold]checks[/bold]: generated tile programs, executed through NumPy, against the original and an fp64 oracle")
+    console.print(
+        "\n[bold]checks[/bold]: generated tile programs, run through NumPy, against the original and an fp64 oracle"
+    )
     console.print("(outputs, input gradients, every used parameter gradient; NaN and Inf fail)")
     for done in as_completed(running):
         check = done.result()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -18,6 +20,7 @@ from megafuse.bench.rivals import MEGAFUSE, Rival, make_rivals
 from megafuse.bench.step import Case, draw_cotangents
 from megafuse.bench.timing import CudaTimer, time_rounds
 from megafuse.bench.traffic import NcuJob, measure_traffic
+from megafuse.bench.verify import LEVELS
 from megafuse.cli.demo_cpu import check_cases, check_facts
 from megafuse.cli.running import check_example
 from megafuse.cli.selection import Selection
@@ -69,7 +72,7 @@ class Measured:
         return sum(self.samples_us) / len(self.samples_us) if self.samples_us else float("nan")
 
 
-def demo_with_gpu(selection: Selection, console: Console) -> dict[str, Any]:
+def demo_with_gpu(selection: Selection, console: Console, *, traffic: bool = True) -> dict[str, Any]:
     """Run the demo; the facts for its record."""
     torch.backends.cuda.matmul.allow_tf32 = False
     console.print(f"GPU: {torch.cuda.get_device_name()}")
@@ -84,9 +87,10 @@ def demo_with_gpu(selection: Selection, console: Console) -> dict[str, Any]:
     console.print("\n[bold]checks[/bold]: against the original and an fp64 oracle; NaN and Inf fail")
     for check in checks:
         console.print(check_line(check))
-    measured = [measure(case, rival, selection) for rival in rivals]
+    measured = [measure(case, rival, selection, traffic=traffic) for rival in rivals]
     console.print()
     console.print(results_table(measured, plan, example), soft_wrap=False)
+    console.print("samples/s and TFLOP/s by the mean; flops are those of the matrix products, the same for all")
     console.print(f"\n{format_summary(plan)}", markup=False)
     return {
         "timed": True,
@@ -105,7 +109,7 @@ def make_case(example: Example, selection: Selection) -> Case:
     return Case(example.title, module, args, example.kwargs, gradients, max(1, example.samples), source=example.source)
 
 
-def measure(case: Case, rival: Rival, selection: Selection) -> Measured:
+def measure(case: Case, rival: Rival, selection: Selection, *, traffic: bool = True) -> Measured:
     """Memory, time and traffic of one rival that validated."""
     if not rival.usable:
         return Measured(rival.name, error=rival.error or "; ".join(rival.checked.failures[:3]) or "did not validate")
@@ -116,7 +120,7 @@ def measure(case: Case, rival: Rival, selection: Selection) -> Measured:
         found.peak = activation_peak(case, step)
     with guarded(errors, "time"):
         found.samples_us = _time(step, selection)
-    if case.source:
+    if case.source and traffic and shutil.which("ncu"):
         with guarded(errors, "traffic"):
             found.facts["traffic"] = measure_traffic(NcuJob(dict(case.source), rival.name, NCU_SECONDS)).as_dict()
             found.traffic_bytes = int(found.facts["traffic"]["total"])
@@ -138,7 +142,8 @@ def _time(step: Callable[[], Any], selection: Selection) -> tuple[float, ...]:
 
 def _rival_check(example: Example, ours: Rival) -> dict[str, Any]:
     checked = ours.checked
-    facts = {"title": f"{example.title} ({checked.how})", "ok": ours.usable, "tensors": "all", "seeds": 1}
+    facts = {"title": f"{example.title} ({checked.how})", "ok": ours.usable, "tensors": "all"}
+    facts["seeds"] = next((LEVELS[w].seeds for w in LEVELS if w in checked.how), 1)
     text = "\n".join(checked.failures)
     return facts | {"text": text, "seconds": checked.seconds, "error": ours.error, "target": "cuda"}
 
@@ -165,7 +170,7 @@ def results_table(measured: list[Measured], plan: PlanInfo, example: Example) ->
         table.add_column(heading, justify="left" if not heading else "right")
     for m in measured:
         if not m.samples_us:
-            table.add_row(m.name, f"[red]{m.error}[/red]")
+            table.add_row(m.name, f"[red]{escape(m.error)}[/red]")
             continue
         seconds = m.mean_us * 1e-6
         times = (f"{m.mean_us:.1f}", f"{min(m.samples_us):.1f}", f"{max(m.samples_us):.1f}")

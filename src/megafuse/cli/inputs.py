@@ -40,10 +40,14 @@ def parse_input(text: str, device: torch.device) -> Tensor:
     except ValueError:
         shape = (-1,)
     if any(n < 0 for n in shape):
-        raise InputError(f"argument --input: {shape_text!r} is no shape in {text!r}", hint="write it as 2,4,16:bfloat16")
+        raise InputError(
+            f"argument --input: {shape_text!r} is no shape in {text!r}", hint="write it as 2,4,16:bfloat16"
+        )
     words = [w for w in rest if w not in ("requires_grad", "no_grad")]
     if len(words) > 1:
-        raise InputError(f"argument --input: {words[1]!r} is not understood in {text!r}", hint="write it as 2,4,16:bfloat16")
+        raise InputError(
+            f"argument --input: {words[1]!r} is not understood in {text!r}", hint="write it as 2,4,16:bfloat16"
+        )
     dtype = parse_dtype(words[0] if words else "float32", "--input")
     if not dtype.is_floating_point:
         if "requires_grad" in rest:

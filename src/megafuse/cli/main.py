@@ -37,9 +37,10 @@ app = typer.Typer(
 def demo(
     selection: Selection,
     record: Annotated[Path, typer.Option(help="where the JSON record goes")] = Path("out/demo.json"),
+    traffic: Annotated[bool, typer.Option(help="on a GPU: measure DRAM traffic with ncu, which takes a minute")] = True,
 ) -> None:
     """Plan, check and measure a module beside eager and torch.compile; without a GPU: simulate and compile."""
-    raise typer.Exit(0 if run_demo(selection, record) else FAILED)
+    raise typer.Exit(0 if run_demo(selection, record, traffic=traffic) else FAILED)
 
 
 @app.command()
@@ -88,8 +89,8 @@ def cache(clear: Annotated[bool, typer.Option("--clear", help="delete what is in
     typer.echo(clear_cache() if clear else cache_report())
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line; the exit status. 2: bad input (said in a few lines), 1: a check failed."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command line and exit. Status 2: bad input (said in a few lines); 1: a check failed."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     try:
@@ -99,4 +100,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         typer.echo(f"error: {error}", err=True)
         sys.exit(BAD_INPUT)
-    return 0

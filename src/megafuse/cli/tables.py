@@ -72,7 +72,9 @@ def plan_record(plan: PlanInfo) -> dict[str, Any]:
         "generated_share": plan.coverage.share,
         "saved_bytes": plan.saved_bytes,
         "predicted": {"dram_bytes": plan.dram_bytes, "seconds": plan.seconds},
-        "predicted_eager": {"dram_bytes": eager.dram_bytes, "seconds": eager.seconds, "rule": eager.rule} if eager else None,
+        "predicted_eager": {"dram_bytes": eager.dram_bytes, "seconds": eager.seconds, "rule": eager.rule}
+        if eager
+        else None,
         "compile_seconds": plan.compile_seconds,
     }
 
@@ -82,5 +84,6 @@ def check_line(check: Mapping[str, Any]) -> str:
     if check.get("error"):
         return f"  [red]FAIL[/red]  {escape(check['title'])}: {escape(check['error'])}"
     state = "[green]ok[/green]  " if check["ok"] else "[red]FAIL[/red]"
-    line = f"  {state}  {escape(check['title'])}: {check['tensors']} tensors, {check['seeds']} seeds, {check['seconds']:.1f} s"
+    counts = f"{check['tensors']} tensors, {check['seeds']} seeds, {check['seconds']:.1f} s"
+    line = f"  {state}  {escape(check['title'])}: {counts}"
     return line if check["ok"] else f"{line}\n{escape(check['text'])}"

@@ -50,7 +50,9 @@ def pick_device(selection: Selection) -> str:
         TargetError: a GPU is asked for and there is none.
     """
     if selection.device not in DEVICES:
-        raise InputError(f"argument --device: unknown device {selection.device!r}", hint=f"use one of {', '.join(DEVICES)}")
+        raise InputError(
+            f"argument --device: unknown device {selection.device!r}", hint=f"use one of {', '.join(DEVICES)}"
+        )
     has_gpu = torch.cuda.is_available()
     if selection.device == "cuda" and not has_gpu:
         raise TargetError("argument --device: cuda asked for, but this PyTorch sees no GPU", hint="use --device cpu")
@@ -75,7 +77,9 @@ def make_example(selection: Selection, size: str, device: str, dtype: str | None
         return _user_module(selection, place)
     chosen = parse_dtype(selection.dtype or dtype or "bfloat16", "--dtype")
     if not chosen.is_floating_point:
-        raise InputError(f"argument --dtype: {selection.dtype} is an integer type", hint="use bfloat16, float16 or float32")
+        raise InputError(
+            f"argument --dtype: {selection.dtype} is an integer type", hint="use bfloat16, float16 or float32"
+        )
     if selection.workload:
         return _workload(selection, size, place, chosen)
     return _block(selection, size, place, chosen)
@@ -96,10 +100,16 @@ def find_package(folder: Path | None) -> Any:
         InputError: it is not there.
     """
     checkout = Path(__file__).resolve().parents[3]
-    places = [folder] if folder else [*(p / "rank_mixer" for p in (Path.cwd(), *Path.cwd().parents)), checkout / "rank_mixer"]
+    places = (
+        [folder]
+        if folder
+        else [*(p / "rank_mixer" for p in (Path.cwd(), *Path.cwd().parents)), checkout / "rank_mixer"]
+    )
     home = next((p for p in places if (p / "rank_mixer_src" / "__init__.py").is_file()), None)
     if home is None:
-        where = f"argument --package: {folder} has no rank_mixer_src in it" if folder else "rank_mixer_src was not found"
+        where = (
+            f"argument --package: {folder} has no rank_mixer_src in it" if folder else "rank_mixer_src was not found"
+        )
         raise InputError(where, hint="give the folder that holds rank_mixer_src: --package DIR")
     if str(home) not in sys.path:
         sys.path.insert(0, str(home.resolve()))
@@ -108,7 +118,9 @@ def find_package(folder: Path | None) -> Any:
 
 def _block(selection: Selection, size: str, device: torch.device, dtype: torch.dtype) -> Example:
     if selection.subgraph and selection.subgraph not in SUBGRAPHS:
-        raise InputError(f"argument --subgraph: unknown part {selection.subgraph!r}", hint=f"use {', '.join(SUBGRAPHS)}")
+        raise InputError(
+            f"argument --subgraph: unknown part {selection.subgraph!r}", hint=f"use {', '.join(SUBGRAPHS)}"
+        )
     package = find_package(selection.package)
     sizes = _sizes(selection, BLOCK_SIZES[size])
     if sizes["batch"] < 1:
@@ -119,10 +131,12 @@ def _block(selection: Selection, size: str, device: torch.device, dtype: torch.d
     except package.ConfigError as error:
         raise InputError(f"argument --{error.argument.replace('_', '-')}: {error.problem}") from error
     x = torch.randn(sizes["batch"], sizes["tokens"], sizes["dim"], device=device, dtype=dtype, requires_grad=True)
-    shape = f"B={sizes['batch']} T={sizes['tokens']} D={sizes['dim']} k={sizes['k']} {str(dtype).removeprefix('torch.')}"
+    shape = (
+        f"B={sizes['batch']} T={sizes['tokens']} D={sizes['dim']} k={sizes['k']} {str(dtype).removeprefix('torch.')}"
+    )
     if not selection.subgraph:
-        source = {"kind": "rank_mixer", "shape": list(sizes.values()), "dtype": str(dtype).removeprefix("torch.")}
-        source |= {"seed": selection.seed}
+        word = str(dtype).removeprefix("torch.")
+        source = {"kind": "rank_mixer", "shape": list(sizes.values()), "dtype": word, "seed": selection.seed}
         return Example(f"RankMixer block {shape}", block, (x,), samples=sizes["batch"], source=source)
     ffn = block.ffn
     args = (x, ffn.w1, ffn.b1, ffn.wout, ffn.bout, ffn.norm_x, ffn.norm_gate)
@@ -143,7 +157,9 @@ def _workload(selection: Selection, size: str, device: torch.device, dtype: torc
         else:
             module, inputs = workload.make(sizes, dtype=dtype, device=device, seed=selection.seed)
     except ValueError as error:
-        raise InputError(f"the sizes {shape} do not fit {workload.name}: {error}", hint="change --dim or --tokens") from error
+        raise InputError(
+            f"the sizes {shape} do not fit {workload.name}: {error}", hint="change --dim or --tokens"
+        ) from error
     return Example(title, module, inputs, samples=sizes["batch"])
 
 
@@ -164,7 +180,9 @@ def _user_module(selection: Selection, device: torch.device) -> Example:
     """The user's module. It is built where it will run; plans need no data, but its constructor may."""
     place = torch.device("cpu") if device == META else device
     if not selection.inputs:
-        raise InputError("argument --input is missing: --module needs one for each input", hint='such as --input "2,4,16"')
+        raise InputError(
+            "argument --input is missing: --module needs one for each input", hint='such as --input "2,4,16"'
+        )
     if selection.sizes:
         option = {"batch": "--batch-size"}.get(next(iter(selection.sizes)), f"--{next(iter(selection.sizes))}")
         raise InputError(f"argument {option} does not go with --module", hint="give the sizes in --input")
@@ -191,7 +209,9 @@ def _import_factory(name: str) -> Any:
     try:
         found: Any = importlib.import_module(home)
     except ModuleNotFoundError as error:
-        raise InputError(f"argument --module: cannot import {home!r}: {error}", hint="run from its folder, or set PYTHONPATH") from error
+        raise InputError(
+            f"argument --module: cannot import {home!r}: {error}", hint="run from its folder, or set PYTHONPATH"
+        ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise InputError(f"argument --module: {home} has no {attribute!r}")

@@ -23,6 +23,7 @@ from megafuse.codegen.program import (
     Store,
     TileProgram,
 )
+from megafuse.core.dtypes import DType
 from megafuse.ir.graph import Node
 from megafuse.ir.index import combine
 from megafuse.ir.nest import Root
@@ -40,7 +41,7 @@ def lower_kernel(kernel: KernelSchedule, buffers: Mapping[str, Buffer], names: M
     """
     phases = tuple(_PhaseLowering(p, buffers, names).run(f"phase {n}") for n, p in enumerate(kernel.phases))
     params = tuple(_param(buffers[b], b in kernel.writes) for b in kernel.args)
-    return TileProgram(kernel.name, kernel.doc, params, phases, kernel.num_warps)
+    return TileProgram(kernel.name, kernel.doc, params, phases, kernel.num_warps, kernel.num_stages)
 
 
 def _param(buffer: Buffer, written: bool) -> Param:
@@ -61,6 +62,10 @@ class _PhaseLowering:
         self.rows = {a.name for a in self.phase.loop}
         self.cols = self.trace.nest.space.col_names
         self.targets = dict(self.phase.targets)
+        self.depth = self._depths()
+        stored = {self.trace.roots[root] for root in self.targets}
+        used = {a for i in self.trace.insts for a in i.args if not (i.kind == "cast" and i.dtype is DType.F32)}
+        self.kept = stored | used  # 16-bit values that are more than a rounding on the way
         self.taken = {b: 1 for b in self.buffers}
         counts: dict[Node, int] = {}
         for load in self.trace.loads():
@@ -81,27 +86,36 @@ class _PhaseLowering:
             pieces=tile.pieces,
             col_block=tile.col_block,
             col_grid=tile.col_grid,
+            hoist=tile.hoist,
         )
 
     # --- statements -------------------------------------------------------------------------------------------------
 
     def _body(self, insts: Iterable[Inst], roots: Iterable[Root] | None = None) -> list[Statement | Note]:
-        """Statements of ``insts`` in order, each store right after its value; a note where the source line changes."""
+        """Statements of ``insts``, each store right after its value; a note where the source line changes.
+
+        Reductions stand together behind all that does not depend on them, so that printers can do several at once.
+        """
         after: dict[Inst, list[Root]] = {}
         for root in self.trace.roots if roots is None else roots:
             if root in self.targets:
                 after.setdefault(self.trace.roots[root], []).append(root)
         out: list[Statement | Note] = []
         line = ""
-        for inst in insts:
+        waiting: list[Statement] = []  # stores of reductions: after the last of those that stand together
+        for inst in sorted(insts, key=self._stage):
+            if inst.kind != "reduce":
+                out.extend(waiting)
+                waiting.clear()
             made = self._statement(inst)
             here = self._source(inst)
             if made is not None and here and here != line:
                 line = here
                 out.append(Note(line))
             out.extend([made] if made is not None else [])
-            out.extend(self.store(root, inst) for root in after.get(inst, ()))
-        return out
+            stores = [self.store(root, inst) for root in after.get(inst, ())]
+            (waiting if inst.kind == "reduce" else out).extend(stores)
+        return [*out, *waiting]
 
     def _source(self, inst: Inst) -> str:
         origin = inst.node.origin
@@ -125,14 +139,23 @@ class _PhaseLowering:
         if inst.kind == "inside":
             return Inside(self._name(inst, "inside"), inst.guards, level)
         if inst.kind == "cast":
-            arg = inst.args[0]
-            return Convert(self._name(inst, _SHORT.get(inst.dtype.value, "v")), self.operand(arg), level, arg.dtype, inst.dtype)
+            return self._convert(inst, level)
         if inst.kind == "reduce":
             arg = inst.args[0]
             return RowReduce(self._name(inst, inst.fn), str(self.operand(arg)), self.level(arg), inst.fn, inst.dtype)
         value = inst.args[1] if inst.fn == "where" else inst.args[0]
         args = tuple(self.operand(a) for a in inst.args)
         return Compute(self._name(inst, inst.fn), inst.fn, args, level, inst.dtype, value.dtype)
+
+    def _convert(self, inst: Inst, level: Level) -> Statement | None:
+        """A cast; one to 16 bits and back is a single rounding, and the 16-bit value exists only if something stores it."""
+        arg = inst.args[0]
+        if _narrows(inst) and inst not in self.kept:
+            return None
+        name = self._name(inst, _SHORT.get(inst.dtype.value, "v"))
+        if inst.dtype is DType.F32 and _narrows(arg):
+            return Convert(name, self.operand(arg.args[0]), level, DType.F32, DType.F32, arg.dtype)
+        return Convert(name, self.operand(arg), level, arg.dtype, inst.dtype)
 
     def level(self, inst: Inst) -> Level:
         """Which of rows and columns a value varies in; fixed axes do not count."""
@@ -172,7 +195,7 @@ class _PhaseLowering:
         A pass holds what its reductions (or stores) need; column values are evaluated again in each pass, values without
         columns once.
         """
-        depth = self._depths()
+        depth = self.depth
         roots = {r: i for r, i in self.trace.roots.items() if r in self.targets}
         last = max(depth.values(), default=0)
         count = last + 1 if last == 0 or any(self._wide(i) for i in roots.values()) else last
@@ -188,6 +211,11 @@ class _PhaseLowering:
 
     def _wide(self, inst: Inst) -> bool:
         return bool(inst.axes & self.cols)
+
+    def _stage(self, inst: Inst) -> tuple[int, bool]:
+        """How many dependent reductions come before an instance; reductions go last among their equals."""
+        is_reduce = inst.kind == "reduce"
+        return self.depth[inst] - is_reduce, is_reduce
 
     def _depths(self) -> dict[Inst, int]:
         depth: dict[Inst, int] = {}
@@ -205,6 +233,11 @@ class _PhaseLowering:
                 found.add(inst)
                 stack.extend(inst.args)
         return found
+
+
+def _narrows(inst: Inst) -> bool:
+    """A rounding of an fp32 value to 16 bits."""
+    return inst.kind == "cast" and inst.dtype in (DType.BF16, DType.F16) and inst.args[0].dtype is DType.F32
 
 
 _SHORT = {"f32": "x", "f64": "x", "bf16": "h", "f16": "h"}

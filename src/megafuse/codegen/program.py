@@ -85,13 +85,18 @@ class Compute:
 
 @dataclass(frozen=True)
 class Convert:
-    """``dst = src`` rounded to nearest even (or converted) to ``dtype``."""
+    """``dst = src`` rounded to nearest even (or converted) to ``dtype``.
+
+    ``through``: rounded to that type on the way (``src_dtype`` and ``dtype`` are then fp32): a value as the reference's
+    backend would have stored and loaded it.
+    """
 
     dst: str
     src: Operand
     level: Level
     src_dtype: DType
     dtype: DType
+    through: DType | None = None
 
 
 @dataclass(frozen=True)
@@ -172,6 +177,7 @@ class Phase:
     pieces: tuple[int, ...]  # power-of-two widths whose sum covers the columns, in order; one entry when looped or grid
     col_block: int = 0
     col_grid: bool = False
+    hoist: bool = True  # keep values without rows in registers over the row loop (else they are loaded again)
 
     @property
     def loop_size(self) -> int:

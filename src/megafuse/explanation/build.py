@@ -10,7 +10,13 @@ import torch
 from megafuse.api import Bound, engine_of
 from megafuse.compiler import Compiled
 from megafuse.core.device import DeviceSpec
-from megafuse.explanation.calls import StepReader, buffer_origins, kernel_of_nests, recomputed_in_backward
+from megafuse.explanation.calls import (
+    StepReader,
+    buffer_origins,
+    kernel_of_nests,
+    library_edges,
+    recomputed_in_backward,
+)
 from megafuse.explanation.eager import EagerEstimate, estimate_eager
 from megafuse.explanation.records import Coverage, Edge, Explanation, PlanInfo
 from megafuse.explanation.text import format_explanation
@@ -49,7 +55,8 @@ def explain_compiled(compiled: Compiled, eager: EagerEstimate | None = None) -> 
     reader = StepReader(step, device, _costs(device), buffer_origins(step))
     homes = kernel_of_nests(step, cover.nests)
     names = _names(compiled)
-    edges = (Edge(homes[b.first], homes[b.second], _readable(b.reason, names)) for b in cover.boundaries)
+    edges = [Edge(homes[b.first], homes[b.second], _readable(b.reason, names)) for b in cover.boundaries]
+    edges += [Edge(*edge) for edge in library_edges(step)]
     return PlanInfo(
         title=_title(compiled),
         device=f"{device.name} (sm_{device.arch})",
@@ -95,7 +102,11 @@ def _costs(device: DeviceSpec) -> Any:
 
 def _title(compiled: Compiled) -> str:
     """The example call's tensors."""
-    shown = [f"{n.attrs.name} {n.type}" for n in compiled.graph.inputs if isinstance(n.attrs, Input) and n.attrs.role == "arg"]
+    shown = [
+        f"{n.attrs.name} {n.type}"
+        for n in compiled.graph.inputs
+        if isinstance(n.attrs, Input) and n.attrs.role == "arg"
+    ]
     return ", ".join(shown) or "no tensor arguments"
 
 

@@ -16,7 +16,6 @@ from megafuse.ir.types import Dot, Opaque, Origin
 from megafuse.schedule.types import Buffer, DotCall, KernelSchedule, Launch, OpaqueCall, PhaseSchedule, Step, View
 
 
-
 @dataclass
 class StepReader:
     """Describes the calls of one step. ``cost`` gives (weighted results, L2 bytes beside DRAM) of a trace."""
@@ -70,10 +69,11 @@ class StepReader:
         views = [call.out, call.a, call.b, *([call.bias] if call.bias else [])]
         moved = sum(self._view_bytes(v) for v in views)
         flops = 2 * batch * m * n * k
+        shapes = f"[{batch}, {m}, {k}] x [{batch}, {k}, {n}]"
         dtype = self.buffers[call.out.buffer].dtype.value
         return LibraryInfo(
             call=f"torch.{names[batch > 1, call.bias is not None]}",
-            what=f"{call.out.buffer} = {call.a.buffer} @ {call.b.buffer}{bias}: [{batch}, {m}, {k}] x [{batch}, {k}, {n}]",
+            what=f"{call.out.buffer} = {call.a.buffer} @ {call.b.buffer}{bias}: {shapes}",
             where=_line(self.origins.get(call.out.buffer)),
             forward=forward,
             is_dot=True,
@@ -131,6 +131,27 @@ def kernel_of_nests(step: Step, nests: Iterable[Any]) -> list[str]:
             for root in phase.trace.nest.roots:
                 homes.setdefault(root.anchor, kernel.name)
     return [next((homes[r.anchor] for r in nest.roots if r.anchor in homes), "") for nest in nests]
+
+
+def library_edges(step: Step) -> list[tuple[str, str, str]]:
+    """(kernel before, kernel after, why) for each library or opaque call that stands between two kernels."""
+    made: dict[str, str] = {}
+    waiting: dict[str, tuple[str, str]] = {}  # result -> (kernel that made an operand, why)
+    edges = []
+    for call in (*step.forward, *step.backward):
+        if isinstance(call, Launch):
+            kernel = step.kernels[call.kernel]
+            edges += [(waiting[n][0], kernel.name, waiting[n][1]) for n in kernel.reads if n in waiting]
+            made |= dict.fromkeys(kernel.writes, kernel.name)
+            waiting = {n: w for n, w in waiting.items() if n not in kernel.reads}
+        elif isinstance(call, DotCall | OpaqueCall):
+            dot = isinstance(call, DotCall)
+            operands = (call.a, call.b) if isinstance(call, DotCall) else call.args
+            results = [call.out.buffer] if isinstance(call, DotCall) else [r for r in call.results if r]
+            maker = next((made[v.buffer] for v in operands if v.buffer in made), "")
+            why = f"{', '.join(results)} between them is {'a library product' if dot else 'an op that runs as it is'}"
+            waiting |= {r: (maker, why) for r in results if maker}
+    return list(dict.fromkeys(edges))
 
 
 def recomputed_in_backward(step: Step, forward: frozenset[Node]) -> int:

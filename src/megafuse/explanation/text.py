@@ -32,7 +32,7 @@ def format_plan(plan: PlanInfo) -> str:
     for title, forward in (("forward", True), ("backward", False)):
         calls = [c for c in plan.calls if c.forward is forward]
         lines += [f"{title}: {_counts(calls)}", *(line for c in calls for line in _call_lines(c))] if calls else []
-    lines += _section("boundaries: why these are not one pass", map(str, plan.edges))
+    lines += _section("boundaries: why these are not one pass", _edge_lines(plan))
     lines += _section("decisions", [*plan.decisions, *plan.notes])
     lines += _saved_lines(plan)
     lines += _section("ops that run as they are", plan.opaque)
@@ -95,6 +95,14 @@ def _phase(phase: PhaseInfo, number: int, count: int) -> str:
 def _section(title: str, items: Iterable[str]) -> list[str]:
     listed = list(items)
     return [title, *(f"  {i}" for i in listed)] if listed else []
+
+
+def _edge_lines(plan: PlanInfo) -> list[str]:
+    """One line for each pair of kernels: the first reason, and how many more there are."""
+    pairs: dict[tuple[str, str], list[str]] = {}
+    for edge in plan.edges:
+        pairs.setdefault((edge.first, edge.second), []).append(str(edge))
+    return [e[0] if len(e) == 1 else f"{e[0]} (and {len(e) - 1} more of their values)" for e in pairs.values()]
 
 
 def _saved_lines(plan: PlanInfo) -> list[str]:

@@ -86,6 +86,8 @@ def _anchor(anchors: Anchors, node: Node, strides: tuple[int, ...]) -> None:
 
 def _anchor_output(anchors: Anchors, node: Node, strides: tuple[int, ...]) -> None:
     """An output must come out with ``strides`` and must not be a view of an input."""
+    if isinstance(node.attrs, Input):
+        return  # handed through as it is: x itself, or a tangent that is a gradient
     base = view_base(node)
     if isinstance(base.attrs, Input | Const | Iota):
         _anchor(anchors, node, strides)
@@ -129,6 +131,11 @@ def _anchor_value(anchors: Anchors, node: Node, base: Node, strides: tuple[int, 
         return
     layout = layout_for(node, strides) if is_dense(node.shape, strides) else None
     if layout is None:
+        plain = contiguous_strides(base.shape)
+        view = None if is_dense(node.shape, strides) else strided_view(node, plain)
+        if view is not None and same_strides(node.shape, view.strides, strides):
+            _anchor(anchors, base, plain)  # an output that is expanded, or a part of a larger value, as in eager mode
+            return
         _anchor(anchors, node, strides if is_dense(node.shape, strides) else contiguous_strides(node.shape))
         return
     _anchor(anchors, base, layout)

@@ -92,10 +92,9 @@ def _write_bytes(trace: Trace, device: DeviceSpec, root: Root) -> int:
     """DRAM bytes written for one root; a column reduction writes and re-reads its partials."""
     node = root.anchor.value
     if root.by_rows:
-        rows = trace.nest.space.num_rows
-        partials = max(1, min(2 * device.sms, rows // 8))
-        kept = math.prod(node.shape)
-        return min(2 * partials * kept, rows * trace.nest.space.num_cols) * node.dtype.size
+        space = trace.nest.space
+        programs = max(1, min(2 * device.sms, space.num_rows // 8))
+        return (2 * programs * space.num_cols + node.type.numel) * node.dtype.size
     return node.type.nbytes
 
 

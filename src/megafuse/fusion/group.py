@@ -186,7 +186,7 @@ def _grouped_cost(members: Sequence[Item], fixed: tuple[str, ...], device: Devic
         return math.inf, 0
     dram = sum(reads.values()) + sum(_writes(i, blocks) for i in members)
     touched = sum(sum(b for _, b in i.cost.reads) + i.cost.cache_bytes + i.cost.write_bytes for i in members)
-    memory = dram / device.dram_bandwidth + max(0, touched - dram) / device.l2_bandwidth
+    memory = max(dram / device.dram_bandwidth, touched / device.block_bandwidth)
     results = sum(i.cost.results for i in members) / device.fp32_rate
     slots = device.sms * per_sm
     waves = math.ceil(blocks / slots) * slots / blocks

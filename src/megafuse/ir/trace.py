@@ -214,7 +214,8 @@ class _Tracer:
         inner = list(index)
         for axis, ix in zip(attrs.axes, cols, strict=True):
             inner.insert(axis, ix)
-        value = self.visit(arg, tuple(inner), guards)
+        outer = tuple(g for g in guards if not g.index.axes & self.col_names)  # the sum has columns of its own
+        value = self.visit(arg, tuple(inner), outer)
         return self.add(Inst("reduce", node, node.dtype, value.axes & self.row_names, (value,), index=index, fn=attrs.fn))
 
     def add(self, inst: Inst) -> Inst:

@@ -82,6 +82,8 @@ def strided_view(node: Node, base_strides: Sequence[int]) -> Strided | None:
             if steps.get(a.name, 0) != expected:
                 return None
             expected *= a.size
+        if inner < 0:
+            return None  # a flip: PyTorch has no negative strides
         strides.append(inner)
     return Strided(node.shape, _fill_unit_dims(node.shape, strides), offset.const)
 

@@ -38,6 +38,11 @@ class KernelPlan:
     forward: bool
 
     @property
+    def num_stages(self) -> int:
+        """Depth of the software pipeline of the row loops."""
+        return max(p.tile.num_stages for p in self.phases)
+
+    @property
     def reads(self) -> tuple[Node, ...]:
         """Nodes loaded, in order of first load; what an earlier phase of the kernel wrote is not among them."""
         own = set(self.writes)
@@ -102,11 +107,9 @@ class KernelMaker:
         return kernels + self._finishers(number, partials, forward)
 
     def _kernel_warps(self, phases: list[PhasePlan], group: KernelGroup) -> int:
-        """One program per SM needs more warps to keep as many loads in flight as several small programs."""
+        """Phases of one kernel share their warps. Few programs per SM need more to keep as many loads in flight."""
         warps = max(p.tile.num_warps for p in phases)
-        if group.blocks_per_sm in (1, 2):
-            warps = max(warps, 16 // group.blocks_per_sm)
-        return warps
+        return max(warps, 16 // group.blocks_per_sm) if group.blocks_per_sm in (1, 2) else warps
 
     def _tidy(self, nest: Nest, fixed: tuple[str, ...], phase: int) -> tuple[Nest, tuple[str, ...]]:
         """Short axis names: ``i`` fixed (the same in all phases), ``r`` walked rows, ``c`` columns."""
@@ -166,6 +169,8 @@ class KernelMaker:
         for other, group in enumerate(self.cover.groups):
             nest = self.cover.nests[group.nests[0]]
             if other == number or other in self.absorbed or len(group.nests) > 1 or not nest.flexible:
+                continue
+            if (nest.anchors[0].node in self.forward) != forward:
                 continue
             if trace_nest(nest, self.cover.materialised).loaded() & set(partials):
                 followers[other] = nest

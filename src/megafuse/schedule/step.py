@@ -116,7 +116,7 @@ class _StepBuilder:
         traffic = sum(n.type.nbytes for n in (*plan.reads, *plan.writes))
         name = f"k{number}_{made}"
         reads = tuple(self.names[n] for n in plan.reads)
-        return KernelSchedule(name, phases, reads, tuple(self.names[n] for n in plan.writes), plan.num_warps, traffic)
+        return KernelSchedule(name, phases, reads, tuple(self.names[n] for n in plan.writes), plan.num_warps, plan.num_stages, traffic)
 
     def _calls(
         self, works: Sequence[Work], numbers: Mapping[int, int], kept: set[Node], given: Sequence[Node] = ()

@@ -13,13 +13,19 @@ from megafuse.ir.nest import Root
 from megafuse.ir.trace import Trace
 from megafuse.schedule.types import Tile
 
-TILE_ELEMENTS = 4096  # elements of one tile value that keep a program's loads in flight
-VALUES_PER_THREAD = 64  # fp32 values of live tiles per thread
-LIVE_TEMPORARIES = 4
-REGISTER_BYTES = 200 * 1024
+BLOCK_TILE = 5120  # the same for programs that walk a block in phases: few of them run at once
+MIN_TILE = 1024  # elements of one tile value below which a program has too little to do
+MAX_PIECES = 8
+TAIL_PENALTY = 0.15  # an unequal last piece costs a second exchange between warps per reduction
 SMALL_ROW = 256  # narrower rows are padded to one power of two
-MAX_PAD = 0.125
+REGISTERS = 144  # per thread: leaves room for 512 threads of several programs on an SM
+LOOP_REGISTERS = 224  # a row loop with column accumulators rather has few fat programs
+BASE_REGISTERS = 32  # addresses, masks, counters
+WORKING_VALUES = 2.5  # fp32 tile values alive beside what was loaded
+PIPELINE_STAGES = 3
+PIPELINE_BYTES = 96 * 1024  # shared memory that the loads in flight of a row loop may take
 ROW_CONTIGUOUS_TILE = 32
+FREE_TILE = 4096
 MAX_WARPS = 16
 
 
@@ -39,14 +45,22 @@ def next_power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-def split_columns(n: int, most: int = 3) -> tuple[int, ...]:
-    """Power-of-two widths that cover ``n`` columns with little padding: 1280 is (1024, 256), not 2048."""
+def split_columns(n: int) -> tuple[int, ...]:
+    """Power-of-two widths that cover ``n`` columns: 1280 is five of 256, not 2048.
+
+    Equal pieces are added up element by element before one reduction; an unequal tail needs a reduction of its own. The
+    cheaper of both by padding plus penalty is taken; rows of at most ``SMALL_ROW`` are one padded piece.
+    """
     full = next_power_of_two(n)
-    if full == n or n <= SMALL_ROW or most == 1 or (full - n) / n <= MAX_PAD:
+    if full == n or n <= SMALL_ROW:
         return (max(full, 1),)
-    rest = n - full // 2
-    tail = split_columns(rest, most - 1) if rest > SMALL_ROW else (max(16, next_power_of_two(rest)),)
-    return (full // 2, *tail)
+    options = [(full,)]
+    width = full // 2
+    while width >= 64 and math.ceil(n / width) <= MAX_PIECES:
+        options.append((width,) * math.ceil(n / width))
+        width //= 2
+    options.append((full // 2, max(16, next_power_of_two(n - full // 2))))
+    return min(options, key=lambda p: (sum(p) / n + TAIL_PENALTY * (len(set(p)) - 1), len(p)))
 
 
 def row_contiguous(request: TileRequest) -> bool:
@@ -66,77 +80,101 @@ def choose_tile(request: TileRequest, device: DeviceSpec) -> Tile:
     """Choose the tile of one phase."""
     trace = request.trace
     space = trace.nest.space
-    by_rows = [r for r in trace.nest.roots if r.by_rows]
-    depth = any(i.kind == "reduce" for i in trace.insts)
+    by_rows = any(r.by_rows for r in trace.nest.roots)
     loop_rows = math.prod(a.size for a in space.rows if a.name not in request.fixed)
-    fixed_rows = math.prod(a.size for a in space.rows if a.name in request.fixed)
-    live = _live_values(trace)
-    along_rows = row_contiguous(request)
-    if depth:
-        shape = _whole_rows(space.num_cols, live, along_rows, bool(by_rows))
+    looped = by_rows or request.whole_loop
+    if any(i.kind == "reduce" for i in trace.insts):
+        shape = _whole_rows(trace, row_contiguous(request), looped, request.whole_loop, loop_rows)
     else:
-        shape = _free_tile(space.num_cols, loop_rows, along_rows)
-    rows, pieces, col_block, col_grid, why = shape
-    rows = max(1, min(rows, next_power_of_two(loop_rows)))
-    elements = rows * sum(pieces)
-    warps = _warps(elements * live)
-    if request.whole_loop or not by_rows:
-        per_chunk = math.ceil(loop_rows / rows) * rows if request.whole_loop else rows
-    else:
-        columns = math.ceil(space.num_cols / pieces[0]) if col_grid else 1
-        per_chunk = _rows_per_chunk(loop_rows, rows, fixed_rows * columns, warps, device)
-    return Tile(rows, per_chunk, pieces, col_block, col_grid, warps, why)
+        shape = _free_tile(space.num_cols, loop_rows, row_contiguous(request))
+    rows = max(1, min(shape.rows, next_power_of_two(loop_rows)))
+    per_thread = _values(trace, looped)
+    warps = _warps(rows * sum(shape.pieces), per_thread, LOOP_REGISTERS if looped else REGISTERS)
+    chunk = math.ceil(loop_rows / rows) * rows if request.whole_loop else rows
+    if by_rows and not request.whole_loop:
+        fixed_rows = math.prod(a.size for a in space.rows if a.name in request.fixed)
+        columns = math.ceil(space.num_cols / shape.pieces[0]) if shape.col_grid else 1
+        registers = BASE_REGISTERS + per_thread * rows * sum(shape.pieces) / (32 * warps)
+        chunk = _rows_per_chunk(loop_rows, rows, fixed_rows * columns, warps, registers, device)
+    stages = _stages(trace, rows * sum(shape.pieces)) if chunk > rows and not shape.col_block else 1
+    return Tile(rows, chunk, shape.pieces, shape.col_block, shape.col_grid, warps, stages, True, shape.why)
 
 
 def _varies(root: Root, names: frozenset[str]) -> bool:
     return any(ix.axes & names for ix in root.index)
 
 
-def _live_values(trace: Trace) -> int:
-    """Tile values alive at once: loads that vary over rows and columns, column accumulators and a few temporaries."""
+def _values(trace: Trace, looped: bool) -> float:
+    """Registers per element of a tile: what is loaded (packed), accumulators, what a loop keeps, working values."""
     space = trace.nest.space
-    loads = sum(1 for i in trace.loads() if i.axes & space.col_names and i.axes & space.row_names)
+    tiles = [i for i in trace.loads() if i.axes & space.col_names and i.axes & space.row_names]
+    packed = sum(min(1.0, i.dtype.size / 4) for i in tiles)
+    if not looped:
+        return packed + WORKING_VALUES
+    kept = sum(1 for i in trace.loads() if i.axes & space.col_names and not i.axes & space.row_names)
     accumulators = sum(1 for r in trace.nest.roots if r.by_rows)
-    return loads + accumulators + LIVE_TEMPORARIES
+    return packed + WORKING_VALUES + kept + accumulators
 
 
-TileShape = tuple[int, tuple[int, ...], int, bool, str]
+@dataclass(frozen=True)
+class _Shape:
+    rows: int
+    pieces: tuple[int, ...]
+    col_block: int
+    col_grid: bool
+    why: str
 
 
-def _whole_rows(cols: int, live: int, along_rows: bool, by_rows: bool) -> TileShape:
+def _whole_rows(trace: Trace, along_rows: bool, looped: bool, whole_loop: bool, loop_rows: int) -> _Shape:
     """Row reductions need all columns in one program: at once in registers, or walked in blocks."""
+    cols = trace.nest.space.num_cols
     pieces = split_columns(cols)
     width = sum(pieces)
-    if along_rows and not by_rows:
-        rows = ROW_CONTIGUOUS_TILE
-        if rows * width * live * 4 > REGISTER_BYTES:
-            block = max(16, TILE_ELEMENTS // rows)
-            return rows, (block,), block, False, "memory runs along rows; columns walked in blocks"
-        return rows, pieces, 0, False, "memory runs along rows"
-    if width * live * 4 > REGISTER_BYTES and not by_rows:
-        return 1, (TILE_ELEMENTS // 2,), TILE_ELEMENTS // 2, False, "a row exceeds the registers; walked in blocks"
-    rows = 1 << max(0, (TILE_ELEMENTS // width).bit_length() - 1)
-    return rows, pieces, 0, False, "whole rows in registers"
+    most = 32 * MAX_WARPS * (LOOP_REGISTERS - BASE_REGISTERS) / _values(trace, looped)
+    if along_rows:
+        rows = min(ROW_CONTIGUOUS_TILE, next_power_of_two(loop_rows))
+        if rows * width > most and not looped:
+            block = max(16, FREE_TILE // rows)
+            return _Shape(rows, (block,), block, False, "memory runs along rows; columns walked in blocks")
+        if rows * width <= most:
+            return _Shape(rows, pieces, 0, False, "memory runs along rows")
+    if width > most and not any(r.by_rows for r in trace.nest.roots):
+        block = min(next_power_of_two(cols), FREE_TILE // 2)
+        return _Shape(1, (block,), block, False, "a row exceeds the registers; walked in blocks")
+    rows = max(1, (BLOCK_TILE if whole_loop else MIN_TILE) // width)
+    return _Shape(rows, pieces, 0, False, "whole rows in registers")
 
 
-def _free_tile(cols: int, loop_rows: int, along_rows: bool) -> TileShape:
+def _free_tile(cols: int, loop_rows: int, along_rows: bool) -> _Shape:
     """No row reduction: columns may be spread over the grid."""
     if along_rows:
         width = min(next_power_of_two(cols), 64)
-        return TILE_ELEMENTS // width // 2, (width,), 0, cols > width, "memory runs along rows"
-    width = min(next_power_of_two(cols), 1024 if loop_rows > 1 else TILE_ELEMENTS)
-    rows = max(1, TILE_ELEMENTS // width)
-    return rows, (width,), 0, cols > width, "columns spread over the grid"
+        return _Shape(FREE_TILE // width // 2, (width,), 0, cols > width, "memory runs along rows")
+    width = min(next_power_of_two(cols), MIN_TILE if loop_rows > 1 else FREE_TILE)
+    return _Shape(max(1, FREE_TILE // width // 2), (width,), 0, cols > width, "columns spread over the grid")
 
 
-def _warps(values: int) -> int:
-    threads = next_power_of_two(math.ceil(values / VALUES_PER_THREAD))
-    return max(1, min(MAX_WARPS, threads // 32))
+def _warps(elements: int, per_element: float, registers: int) -> int:
+    """The fewest warps whose threads hold the tile in ``registers`` each: fewer warps exchange less per reduction."""
+    warps = 1
+    while warps < MAX_WARPS and BASE_REGISTERS + per_element * elements / (32 * warps) > registers:
+        warps *= 2
+    return warps
 
 
-def _rows_per_chunk(loop_rows: int, row_tile: int, fixed_programs: int, warps: int, device: DeviceSpec) -> int:
-    """Rows one program walks when column reductions leave one partial per program: one or two waves of programs."""
-    per_sm = max(1, min(8, 16 // warps))
-    chunks = max(1, (device.sms * per_sm) // max(1, fixed_programs))
+def _stages(trace: Trace, elements: int) -> int:
+    """Depth of the software pipeline of a row loop: as deep as shared memory allows."""
+    space = trace.nest.space
+    tiles = [i for i in trace.loads() if i.axes & space.col_names and i.axes & space.row_names]
+    size = sum(i.dtype.size for i in tiles) * elements
+    return PIPELINE_STAGES if size * PIPELINE_STAGES <= PIPELINE_BYTES else 1
+
+
+def _rows_per_chunk(
+    loop_rows: int, row_tile: int, fixed_programs: int, warps: int, registers: float, device: DeviceSpec
+) -> int:
+    """Rows one program walks when column reductions leave one partial per program: one full wave of programs."""
+    per_sm = max(1, int(device.registers_per_sm // (max(registers, 32) * 32 * warps)))
+    chunks = max(1, device.sms * min(per_sm, 8) // max(1, fixed_programs))
     rows = math.ceil(loop_rows / chunks)
     return math.ceil(rows / row_tile) * row_tile

@@ -90,6 +90,8 @@ class Tile:
     col_block: int = 0
     col_grid: bool = False
     num_warps: int = 4
+    num_stages: int = 1
+    hoist: bool = True
     why: str = ""
 
 
@@ -122,6 +124,7 @@ class KernelSchedule:
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     num_warps: int
+    num_stages: int
     dram_bytes: int
     doc: tuple[str, ...] = field(default=())
 

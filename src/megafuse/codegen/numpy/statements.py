@@ -188,7 +188,8 @@ def _compute(body: Body, node: Compute) -> None:
 def _convert(body: Body, node: Convert) -> None:
     if isinstance(node.src, str):
         value = body.values[node.src]
-        text, rows, cols = convert(value.name, value.dtype, node.dtype), value.rows, value.cols
+        middle = value.name if node.through is None else convert(value.name, value.dtype, node.through)
+        text, rows, cols = convert(middle, node.through or value.dtype, node.dtype), value.rows, value.cols
     else:
         text, rows, cols = typed(node.src, node.dtype), False, False
     body.writer.assign(body.define(node.dst, node.dtype, rows, cols), text)

@@ -5,6 +5,19 @@ from __future__ import annotations
 import re
 
 HELPERS = {
+    "_round_bf16": '''
+@triton.jit
+def _round_bf16(x):
+    """fp32 values rounded to bf16 and back, two at a time (a single conversion runs at a quarter of the rate)."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .b32 pair; cvt.rn.bf16x2.f32 pair, $3, $2; shl.b32 $0, pair, 16; and.b32 $1, pair, 0xffff0000; }",
+        "=r,=r,r,r",
+        [x],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=2,
+    )
+''',
     "_max": '''
 @triton.jit
 def _max(a, b):
@@ -103,6 +116,20 @@ def _digamma(x):
     return psi.to(x.dtype)
 ''',
 }
+
+MOST_SUMS = 16
+
+
+def _sum_helper(count: int) -> str:
+    """The combine function of ``count`` sums done in one reduction."""
+    left = ", ".join(f"a{n}" for n in range(count))
+    right = ", ".join(f"b{n}" for n in range(count))
+    sums = ", ".join(f"a{n} + b{n}" for n in range(count))
+    doc = f'"""{count} sums at once: the combine function of a joint reduction."""'
+    return f"\n@triton.jit\ndef _sum{count}({left}, {right}):\n    {doc}\n    return {sums}\n"
+
+
+HELPERS |= {f"_sum{count}": _sum_helper(count) for count in range(2, MOST_SUMS + 1)}
 _CALL = re.compile(r"(?<![\w.])(_[a-z]\w+)\b")
 
 

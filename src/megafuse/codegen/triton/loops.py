@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from megafuse.codegen.program import ColReduce, Level, RowReduce
 from megafuse.codegen.triton.frame import Definition
-from megafuse.codegen.triton.reductions import Running, check_running, col_reduce, row_reduce
+from megafuse.codegen.triton.reductions import Running, can_join, check_running, col_reduce, row_reduces
 from megafuse.codegen.triton.statements import Body
 from megafuse.codegen.walk import Noted, has_cols, noted, reads, result_level
 from megafuse.codegen.writer import Writer
@@ -30,7 +30,8 @@ def define_used(writer: Writer, definitions: Sequence[Definition], text: str) ->
 def write_group(body: Body, items: Iterable[Noted], running: dict[str, Running]) -> None:
     """Write statements in order, each group under its comments; reductions in ``running`` as updates of their tiles."""
     group = 0
-    for item in items:
+    queue = list(items)
+    for n, item in enumerate(queue):
         if item.group != group:
             group = item.group
             for note in item.notes:
@@ -42,10 +43,31 @@ def write_group(body: Body, items: Iterable[Noted], running: dict[str, Running])
                 running[name].step()
             elif isinstance(node, ColReduce):
                 col_reduce(body, node)
-            else:
-                row_reduce(body, node)
+            elif not _same_reduction(queue[n - 1] if n else None, item, running):
+                row_reduces(body, _reduction_run(queue[n:], running))
         else:
             body.write(node)
+
+
+def _same_reduction(first: Noted | None, second: Noted, running: dict[str, Running]) -> bool:
+    """Two reductions, one right after the other, that one call can do together."""
+    if first is None:
+        return False
+    a, b = first.statement, second.statement
+    if not (isinstance(a, RowReduce) and isinstance(b, RowReduce)) or a.dst in running or b.dst in running:
+        return False
+    return (a.fn, a.dtype, a.src_level) == (b.fn, b.dtype, b.src_level) and a.dst != b.src and can_join(a)
+
+
+def _reduction_run(queue: list[Noted], running: dict[str, Running]) -> list[RowReduce]:
+    """The reduction at the head of ``queue`` and those right behind it that it is done together with."""
+    run: list[RowReduce] = []
+    for n, item in enumerate(queue):
+        if n and not _same_reduction(queue[n - 1], item, running):
+            break
+        assert isinstance(item.statement, RowReduce)
+        run.append(item.statement)
+    return run
 
 
 def write_phase(body: Body, num_stages: int) -> None:
@@ -72,7 +94,7 @@ def _row_loop(body: Body, num_stages: int) -> None:
         if isinstance(item.statement, ColReduce):
             check_running(frame, item.statement)
             running[item.statement.acc] = Running(body, item.statement)
-    hoisted = frozenset(id(item.statement) for item in items if _rowless(item) and not frame.phase.col_block)
+    hoisted = frozenset(id(item.statement) for item in items if _rowless(item) and frame.phase.hoist and not frame.phase.col_block)
     write_group(body, [item for item in items if id(item.statement) in hoisted], {})
     for reduction in running.values():
         reduction.start()

@@ -76,7 +76,7 @@ for _fn, _text in {
 }.items():  # fmt: skip
     TEMPLATES.setdefault(_fn, {})["bool"] = _text
 
-FAST = {"exp": "tl.exp({a})", "sigmoid": "tl.math.div_rn(1.0, 1.0 + tl.exp(-{a}))"}
+FAST = {"exp": "tl.exp({a})", "sigmoid": "1.0 / (1.0 + tl.exp(-{a}))"}
 CASTS_LITERALS = frozenset("add sub mul eq ne lt le gt ge and or xor shl shr where".split())  # beside an operand
 
 

@@ -58,19 +58,48 @@ def final(text: str, dtype: DType) -> str:
     return convert(text if text.isidentifier() or dtype not in _SMALL else f"({text})", held(dtype), dtype)
 
 
-def row_reduce(body: Body, node: RowReduce) -> None:
-    """A reduction over the columns held in the tile."""
-    level = result_level(node)
-    if not has_cols(body.values[node.src].level):
-        _constant_reduce(body, node, level)
+def can_join(node: RowReduce) -> bool:
+    """Sums of tiles can be done several at once; one exchange between warps then serves all."""
+    return node.fn == "sum" and node.src_level is Level.TILE
+
+
+def row_reduces(body: Body, nodes: list[RowReduce]) -> None:
+    """Reductions over the columns held in the tile, done together."""
+    if len(nodes) == 1 and not has_cols(body.values[nodes[0].src].level):
+        _constant_reduce(body, nodes[0], result_level(nodes[0]))
         return
-    axis = 1 if level is Level.ROW else None
-    parts = [
-        reduced(node.fn, tile_values(body, node.src, node.fn, node.dtype, piece, rows=False), axis)
-        for piece in range(len(body.frame.pieces))
-    ]
-    name = body.define(node.dst, level, node.dtype).names[0]
-    if sum(map(len, parts)) > _PARTS:
+    parts = [_folded(body, node) for node in nodes]
+    names = [body.define(node.dst, result_level(node), node.dtype).names[0] for node in nodes]
+    axis = 1 if result_level(nodes[0]) is Level.ROW else None
+    if len(nodes) == 1:
+        _single_reduce(body, nodes[0], names[0], parts[0], axis)
+        return
+    totals = []
+    for piece in range(len(parts[0])):
+        targets = names if len(parts[0]) == 1 else [body.namer.claim(f"{n}_part", 1)[0] for n in names]
+        operands = ", ".join(part[piece] for part in parts)
+        call = f"tl.reduce(({operands}), {axis}, _sum{len(nodes)}, keep_dims=True)"
+        body.writer.line(f"{', '.join(targets)} = {call}")
+        totals.append(targets)
+    if len(totals) > 1:
+        for name, summands in zip(names, zip(*totals, strict=True), strict=True):
+            body.writer.assign(name, " + ".join(summands))
+
+
+def _folded(body: Body, node: RowReduce) -> list[str]:
+    """What is left to reduce of each piece: equally wide pieces are combined element by element first."""
+    pieces = body.frame.pieces
+    texts = [tile_values(body, node.src, node.fn, node.dtype, p, rows=False) for p in range(len(pieces))]
+    if len(pieces) > 1 and len({p.width for p in pieces}) == 1:
+        name = body.namer.claim(f"{node.src}_all", 1)[0]
+        body.writer.assign(name, functools.reduce(lambda a, b: combine(node.fn, a, b), texts))
+        return [name]
+    return texts
+
+
+def _single_reduce(body: Body, node: RowReduce, name: str, texts: list[str], axis: int | None) -> None:
+    parts = [reduced(node.fn, text, axis) for text in texts]
+    if sum(map(len, parts)) > _PARTS and len(parts) > 1:
         names = body.namer.claim(f"{name}_part", len(parts))
         for part_name, part in zip(names, parts, strict=True):
             body.writer.assign(part_name, part)

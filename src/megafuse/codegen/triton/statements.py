@@ -130,12 +130,19 @@ def _convert(body: Body, node: Convert) -> None:
     value = body.define(node.dst, node.level, node.dtype, known if known in (0.0, math.inf, -math.inf) else None)
     for piece, name in enumerate(value.names):
         if isinstance(node.src, str):
-            text = convert(body.values[node.src].name(piece), node.src_dtype, node.dtype)
+            text = _converted(body.values[node.src].name(piece), node)
             covered = body.values[node.src].level is node.level
         else:
             text = f"tl.full({body.frame.shape(node.level, piece)}, {_full_text(node.src, node.dtype)})"
             covered = True
         body.writer.assign(name, body.frame.fit(text, covered, node.level, piece))
+
+
+def _converted(name: str, node: Convert) -> str:
+    if node.through is DType.BF16:
+        return f"_round_bf16({name})"
+    middle = name if node.through is None else convert(name, node.src_dtype, node.through)
+    return convert(middle, node.through or node.src_dtype, node.dtype)
 
 
 def _full_text(value: float | int | bool, dtype: DType) -> str:
