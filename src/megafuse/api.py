@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -134,7 +136,10 @@ class _Structure:
 
     def capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         """Capture a call of this structure."""
-        return capture(self.engine.original, args, kwargs, strict=self.engine.options.strict)
+        inference = torch.is_inference_mode_enabled()
+        grad = torch.is_grad_enabled()
+        with torch.inference_mode(False) if inference else contextlib.nullcontext(), torch.set_grad_enabled(grad):
+            return capture(self.engine.original, args, kwargs, strict=self.engine.options.strict)
 
     def take_captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         """The capture of this call: the structure's first one, once, then a new one."""
@@ -158,6 +163,8 @@ def _bind(
         reason = "the tensors are on the CPU; the original ops run (target='interpret' executes the generated code)"
         warnings.warn(reason, NotFusedWarning, stacklevel=6)
         return Bound(None, None, reason)
+    if any(0 in t.shape for t in tensors):
+        return Bound(None, None, "a tensor of the call is empty; the original ops run")
     spec = live_device_spec(key.device) if target == "cuda" else device_spec(DEFAULT_ARCH)
     compiled = compile_captured(structure.take_captured(args, kwargs), spec)
     backend = options.backend or ("triton" if target == "cuda" else "numpy")
@@ -232,8 +239,16 @@ def _fused_module(module: nn.Module, engine: Engine) -> nn.Module:
     """An object of a subclass of the module's class that shares all its state and runs the engine in ``forward``."""
     base = type(module)
 
+    copies: weakref.WeakKeyDictionary[nn.Module, Engine] = weakref.WeakKeyDictionary()
+
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return engine(args, kwargs)
+        if self.__dict__ is module.__dict__:
+            return engine(args, kwargs)
+        if self not in copies:  # a (deep) copy has parameters of its own
+            plain = base.__new__(base)
+            plain.__dict__ = self.__dict__
+            copies[self] = Engine(plain, engine.options)
+        return copies[self](args, kwargs)
 
     fused_type = type(f"Fused{base.__name__}", (base,), {"forward": forward, "__megafuse__": engine, "__doc__": base.__doc__})
     fused = fused_type.__new__(fused_type)

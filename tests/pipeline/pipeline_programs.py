@@ -119,7 +119,10 @@ class Writer:
 
     def emit(self, expression: str) -> str | None:
         """Add ``v = expression`` and return the name; None (and no line) where its values are unfit for a comparison."""
-        value = eval(expression, {**NAMESPACE, **self.values})
+        try:
+            value = eval(expression, {**NAMESPACE, **self.values})
+        except RuntimeError:  # shapes that do not broadcast
+            return None
         if not 0 < value.numel() <= MAX_ELEMENTS or value.dim() > 4:
             return None
         if not bool(torch.isfinite(value).all()) or float(value.abs().max()) > MAX_VALUE:

@@ -87,6 +87,11 @@ FOUND = {
     # outputs that are expanded, or parts of something larger
     "expanded_output": given_by_hand("y", "y = torch.tanh(x).unsqueeze(0).expand(2, 3, 4)", x=(3, 4)),
     "part_output": given_by_hand("y", "y = torch.tanh(x).narrow(1, 1, 2)", x=(3, 4)),
+    # a value read through another one that has memory of its own
+    "operand_behind_output": given_by_hand("z y", "y = x.reshape(12, 4)\nz = F.linear(y, w)", x=(4, 3, 4), w=(1, 4)),
+    # one value returned in two layouts
+    "dot_in_two_layouts": given_by_hand("z y", "y = x @ w\nz = y.transpose(1, 2).contiguous()", x=(1, 7, 12), w=(12, 2)),
+    "map_in_two_layouts": given_by_hand("z y", "y = torch.cos(x)\nz = y.t().contiguous()", x=(4, 4)),
     # a backward value computed from a forward column reduction
     "backward_follower": given_by_hand(
         "y v",

@@ -116,6 +116,7 @@ def _volumes(trace: Trace) -> tuple[int, int]:
     return space.num_rows * space.num_cols, space.num_rows
 
 
+PRODUCER_BONUS = 1.05  # of two joins that save the same read, the one with the value's producer is preferred
 # (nests of a, nests of b) -> (values read from memory, all values touched, the legal joins)
 Memo = dict[tuple[tuple[Nest, ...], tuple[Nest, ...]], tuple[frozenset[Node], frozenset[Node], list[Trace]]]
 
@@ -181,13 +182,19 @@ class Search:
         if self.followers_wait and (_follows(a, b) or _follows(b, a)):
             return None
         options = self._options(a, b)
+        bonus = PRODUCER_BONUS if self._feeds(a, b) or self._feeds(b, a) else 1.0
         best: tuple[float, Item] | None = None
         for trace in options:
             cost = nest_cost(trace, self.device)
-            gain = a.cost.seconds + b.cost.seconds + self.device.launch_seconds - cost.seconds
+            gain = bonus * (a.cost.seconds + b.cost.seconds + self.device.launch_seconds - cost.seconds)
             if gain > 0 and (best is None or gain > best[0]):
                 best = (gain, Item((trace,), cost, a.forward, a.units | b.units))
         return best
+
+    @staticmethod
+    def _feeds(a: Item, b: Item) -> bool:
+        """``b`` reads what ``a`` makes."""
+        return any(r.anchor.node in b.trace.loaded() for r in a.nest.roots)
 
     def _options(self, a: Item, b: Item) -> list[Trace]:
         """All legal joins, remembered between searches over different anchors as long as these do not matter."""

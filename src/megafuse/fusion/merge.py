@@ -19,21 +19,31 @@ def merge_nests(first: Trace, second: Trace, materialised: Memory) -> list[Trace
     """
     merged: list[Trace] = []
     reasons: list[str] = []
-    _try_merges(first, second, materialised, merged, reasons, MAX_SPLITS)
+    _try_merges(first, second, materialised, merged, reasons, {(first.nest, second.nest)}, MAX_SPLITS)
     if not merged:
         raise NestError(reasons[0] if reasons else "they touch no value at indices that match")
     return merged
 
 
 def _try_merges(
-    first: Trace, second: Trace, materialised: Memory, merged: list[Trace], reasons: list[str], budget: int
+    first: Trace,
+    second: Trace,
+    materialised: Memory,
+    merged: list[Trace],
+    reasons: list[str],
+    tried: set[tuple[Nest, Nest]],
+    budget: int,
 ) -> None:
     for aligned in alignments(first, second):
         if isinstance(aligned, SplitRequest):
             if budget:
                 pair = [first, second]
                 pair[aligned.which] = trace_nest(pair[aligned.which].nest.split(aligned.axis, aligned.inner), materialised)
-                _try_merges(pair[0], pair[1], materialised, merged, reasons, budget - 1)
+                key = (pair[0].nest, pair[1].nest)
+                if key in tried:
+                    continue
+                tried.add(key)
+                _try_merges(pair[0], pair[1], materialised, merged, reasons, tried, budget - 1)
                 if merged:
                     return
             continue

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from megafuse.ir.graph import Builder, Graph, Node, contiguous_strides
 from megafuse.ir.rewrite import rewrite, rule
-from megafuse.ir.types import Input, Permute, Reshape
-from megafuse.ir.views import same_strides
+from megafuse.ir.types import Dot, Input, Opaque, Permute, Pick, Reshape
+from megafuse.ir.views import same_strides, view_base
 
 
 @rule(Reshape)
@@ -21,17 +22,26 @@ def reshape_of_strided_input(b: Builder, node: Node) -> Node | None:
 
 
 def with_copies(graph: Graph, out_alias: Sequence[int | None]) -> Graph:
-    """``graph`` with copies where they may be needed.
+    """``graph`` with copies where they may be needed; a copy that turns out to be a plain view costs nothing.
 
     ``out_alias[i]``: the input of which output ``i`` is a view in the original, or None: there an output that is an
-    input (``x.clone()``) must have memory of its own.
+    input (``x.clone()``) must have memory of its own. So must an output that wants another layout than a library
+    call's result, or than another output that is a view of it.
     """
     graph = rewrite(graph, (reshape_of_strided_input,), "copies")
-    uid = max((n.uid for n in graph.nodes), default=0) + 1
+    distinct = {n for n in graph.outputs if n is not None}
+    bases = Counter(view_base(n) for n in distinct)
+    first = max((n.uid for n in graph.nodes), default=0) + 1
+    copies: dict[Node, Node] = {}
     outputs = list(graph.outputs)
-    for i, alias in enumerate(out_alias):
-        node = outputs[i]
-        if alias is None and node is not None and isinstance(node.attrs, Input):
-            outputs[i] = Node(uid, Permute(tuple(range(node.type.rank))), (node,), node.type)
-            uid += 1
+    for i, node in enumerate(outputs):
+        if node is None or node is not view_base(node):
+            continue
+        if isinstance(node.attrs, Input):
+            wanted = i < len(out_alias) and out_alias[i] is None
+        else:
+            wanted = isinstance(node.attrs, Dot | Opaque | Pick) or bases[node] > 1
+        if wanted:
+            same = Permute(tuple(range(node.type.rank)))
+            outputs[i] = copies.setdefault(node, Node(first + len(copies), same, (node,), node.type, node.origin))
     return Graph(graph.inputs, tuple(outputs), graph.num_forward, graph.grad_of)

@@ -29,8 +29,8 @@ def view_base(node: Node) -> Node:
     return node
 
 
-def index_into_base(node: Node) -> tuple[list[list[Axis]], Index, dict[str, int]]:
-    """Index of ``view_base(node)`` in fresh axes: (axes of each dim of ``node``, base index, axis sizes).
+def index_into_base(node: Node, base: Node | None = None) -> tuple[list[list[Axis]], Index, dict[str, int]]:
+    """Index of ``base`` (``view_base(node)``) in fresh axes: (axes of each dim of ``node``, base index, axis sizes).
 
     Raises:
         NotAffine: a reshape on the way shares no factorisation with the dims.
@@ -41,7 +41,7 @@ def index_into_base(node: Node) -> tuple[list[list[Axis]], Index, dict[str, int]
         index: Index = tuple(_dim_index(dim) for dim in dims)
         current = node
         try:
-            while isinstance(current.attrs, VIEW_MOVES):
+            while current is not base and isinstance(current.attrs, VIEW_MOVES):
                 ((current, index, _),) = pull_back(current, index, sizes)
             return dims, index, sizes
         except NeedSplit as need:
@@ -61,12 +61,12 @@ def _split_dim(dim: list[Axis], axis: str, inner: int) -> list[Axis]:
     return out
 
 
-def strided_view(node: Node, base_strides: Sequence[int]) -> Strided | None:
-    """``node`` as a strided view of its base laid out with ``base_strides``; None where it is no strided view."""
+def strided_view(node: Node, base_strides: Sequence[int], base: Node | None = None) -> Strided | None:
+    """``node`` as a strided view of ``base`` (``view_base(node)``) laid out with ``base_strides``; None where it is none."""
     if 0 in node.shape:
         return Strided(node.shape, contiguous_strides(node.shape), 0)
     try:
-        dims, index, _ = index_into_base(node)
+        dims, index, _ = index_into_base(node, base)
     except NotAffine:
         return None
     offset = combine(index, base_strides)

@@ -14,8 +14,11 @@ from megafuse.ir.nest import Nest, Root, rename_axes
 from megafuse.ir.trace import Trace, trace_nest
 from megafuse.ir.types import Concat
 from megafuse.schedule.partials import CHUNK, Partial, finisher_nests, make_partial
-from megafuse.schedule.tiling import TileRequest, choose_tile
+from megafuse.schedule.tiling import TileRequest, choose_tile, hoisting_axes
 from megafuse.schedule.types import Tile
+
+
+SHORT_RUN = 128  # bytes: shorter contiguous runs waste parts of the sectors they fetch
 
 
 @dataclass(frozen=True)
@@ -93,13 +96,17 @@ class KernelMaker:
         return readers
 
     def _group(self, number: int, group: KernelGroup) -> list[KernelPlan]:
-        nests = [self._tidy(self.cover.nests[n], f, p) for p, (n, f) in enumerate(zip(group.nests, group.fixed, strict=True))]
+        chosen = [(self.cover.nests[n], f) for n, f in zip(group.nests, group.fixed, strict=True)]
+        if len(chosen) == 1 and not chosen[0][1]:
+            nest = chosen[0][0]
+            chosen = [(nest, hoisting_axes(trace_nest(nest, self.cover.materialised)))]
+        nests = [self._tidy(n, f) for n, f in chosen]
         whole = len(nests) > 1
         phases: list[PhasePlan] = []
         partials: dict[Node, Partial] = {}
         for nest, fixed in nests:
             trace = trace_nest(nest, self.cover.materialised)
-            tile = choose_tile(TileRequest(trace, fixed, self.strides, whole, group.blocks_per_sm), self.device)
+            tile = choose_tile(TileRequest(trace, fixed, self.strides, self._chunk_unit(trace, fixed), whole), self.device)
             phases.append(self._phase(trace, fixed, tile, partials))
         warps = self._kernel_warps(phases, group)
         forward = nests[0][0].anchors[0].node in self.forward
@@ -111,9 +118,14 @@ class KernelMaker:
         warps = max(p.tile.num_warps for p in phases)
         return max(warps, 16 // group.blocks_per_sm) if group.blocks_per_sm in (1, 2) else warps
 
-    def _tidy(self, nest: Nest, fixed: tuple[str, ...], phase: int) -> tuple[Nest, tuple[str, ...]]:
+    def _chunk_unit(self, trace: Trace, fixed: tuple[str, ...]) -> int:
+        """Rows over which a gather completes the sectors that it fetches: one program should walk them all."""
+        rows = trace.nest.space.row_names - set(fixed)
+        inner = self._short_run_axis(trace, set(rows))
+        return 1 if inner is None else trace.nest.space.sizes[inner]
+
+    def _tidy(self, nest: Nest, fixed: tuple[str, ...]) -> tuple[Nest, tuple[str, ...]]:
         """Short axis names: ``i`` fixed (the same in all phases), ``r`` walked rows, ``c`` columns."""
-        del phase
         names = {a: f"i{n}" for n, a in enumerate(fixed)}
         names |= {a.name: f"r{n}" for n, a in enumerate(x for x in nest.space.rows if x.name not in fixed)}
         names |= {a.name: f"c{n}" for n, a in enumerate(nest.space.cols)}
@@ -156,11 +168,38 @@ class KernelMaker:
         return [(root, node, combine(index, self.strides(node)))]
 
     def _walk_order(self, trace: Trace, rows: list[Axis]) -> tuple[Axis, ...]:
-        """Loop rows with the largest memory step outermost, judged by the largest value that the nest touches."""
+        """Loop rows, outermost first.
+
+        A gather in short runs wants the row axis that continues its runs innermost, so that neighbours share the
+        sectors they fetch. Otherwise the largest value touched decides: largest memory step outermost.
+        """
+        names = {a.name for a in rows}
         touched = [(i.node, i.index) for i in trace.loads()] + [(r.anchor.value, r.index) for r in trace.nest.roots]
-        node, index = max(touched, key=lambda t: (len(_axes(t[1]) & {a.name for a in rows}), t[0].type.numel))
+        node, index = max(touched, key=lambda t: (len(_axes(t[1]) & names), t[0].type.numel))
         step = dict(combine(index, self.strides(node)).terms)
-        return tuple(sorted(rows, key=lambda a: -abs(step.get(a.name, 0))))
+        order = sorted(rows, key=lambda a: -abs(step.get(a.name, 0)))
+        inner = self._short_run_axis(trace, names)
+        return tuple(sorted(order, key=lambda a: a.name == inner))
+
+    def _short_run_axis(self, trace: Trace, rows: set[str]) -> str | None:
+        """The row axis next to the columns in the memory of the largest load whose contiguous runs are short."""
+        cols = trace.nest.space.col_names
+        best: tuple[int, str] | None = None
+        for load in trace.loads():
+            if not load.axes & cols or not load.axes & rows:
+                continue
+            sizes = trace.nest.space.sizes
+            terms = sorted(combine(load.index, self.strides(load.node)).terms, key=lambda t: abs(t[1]))
+            run = 1
+            for name, stride in terms:
+                if abs(stride) != run:
+                    break
+                if name in rows:
+                    if run * load.dtype.size < SHORT_RUN and run > 1 and (best is None or load.node.type.numel > best[0]):
+                        best = (load.node.type.numel, name)
+                    break
+                run *= sizes[name]
+        return None if best is None else best[1]
 
     def _finishers(self, number: int, partials: dict[Node, Partial], forward: bool) -> list[KernelPlan]:
         if not partials:
@@ -181,11 +220,11 @@ class KernelMaker:
         return [self._finisher_kernel(t, forward) for t in traces]
 
     def _finisher_kernel(self, trace: Trace, forward: bool) -> KernelPlan:
-        nest, _ = self._tidy(trace.nest, (), 0)
+        nest, _ = self._tidy(trace.nest, ())
         names = {old.name: new.name for old, new in zip(trace.nest.space.rows, nest.space.rows, strict=True)}
         names |= {old.name: new.name for old, new in zip(trace.nest.space.cols, nest.space.cols, strict=True)}
         trace = _rename_trace(trace, nest, names)
-        tile = choose_tile(TileRequest(trace, (), self.strides, False), self.device)
+        tile = choose_tile(TileRequest(trace, (), self.strides, 1, False), self.device)
         stores = tuple(s for r in nest.roots for s in self._force_store(r))
         phase = PhasePlan(trace, (), self._walk_order(trace, list(nest.space.rows)), tile, stores)
         return KernelPlan((phase,), tile.num_warps, forward)

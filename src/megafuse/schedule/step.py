@@ -168,7 +168,7 @@ class _StepBuilder:
         strides = self.buffers[base].strides
         if base is node:
             return View(self.names[base], node.shape, strides)
-        view = strided_view(node, strides) if base is not node else None
+        view = strided_view(node, strides, base)
         assert view is not None, f"{node!r} is no view of {base!r}"
         return View(self.names[base], view.shape, view.strides, view.offset)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from megafuse.core.device import DeviceSpec
 from megafuse.ir.graph import Node
 from megafuse.ir.index import combine
 from megafuse.ir.nest import Root
-from megafuse.ir.trace import Trace
+from megafuse.ir.trace import Inst, Trace
 from megafuse.schedule.types import Tile
 
 BLOCK_TILE = 5120  # the same for programs that walk a block in phases: few of them run at once
@@ -21,12 +21,16 @@ SMALL_ROW = 256  # narrower rows are padded to one power of two
 REGISTERS = 144  # per thread: leaves room for 512 threads of several programs on an SM
 LOOP_REGISTERS = 224  # a row loop with column accumulators rather has few fat programs
 BASE_REGISTERS = 32  # addresses, masks, counters
+REGISTER_SLACK = 1.08  # what compilers take beyond the estimate
 WORKING_VALUES = 2.5  # fp32 tile values alive beside what was loaded
 PIPELINE_STAGES = 3
 PIPELINE_BYTES = 96 * 1024  # shared memory that the loads in flight of a row loop may take
 ROW_CONTIGUOUS_TILE = 32
+MIN_ROW_RUN = 8  # rows next to one another in memory that make a whole sector of fp32
+FULL_GRID = 128  # programs below which smaller tiles are worth it
 FREE_TILE = 4096
 MAX_WARPS = 16
+MIN_WALK = 64  # rows a loop should have
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,8 @@ class TileRequest:
     trace: Trace
     fixed: tuple[str, ...]
     strides: Callable[[Node], tuple[int, ...]]
+    chunk_unit: int  # rows that programs should not divide among them
     whole_loop: bool  # phases of one kernel walk all their loop rows in one program
-    blocks_per_sm: int = 0
 
 
 def next_power_of_two(n: int) -> int:
@@ -63,6 +67,25 @@ def split_columns(n: int) -> tuple[int, ...]:
     return min(options, key=lambda p: (sum(p) / n + TAIL_PENALTY * (len(set(p)) - 1), len(p)))
 
 
+def hoisting_axes(trace: Trace) -> tuple[str, ...]:
+    """Row axes that, fixed per program, let small values (per-row weights) stay in registers over a row loop.
+
+    Worth it where such values are a good part of what each row reads; then rows that share them are walked together.
+    """
+    space = trace.nest.space
+    cols = space.col_names
+    if any(r.by_rows for r in trace.nest.roots) or not any(i.kind == "reduce" for i in trace.insts):
+        return ()
+    whole = set(_tile_loads(trace))
+    small = [i for i in trace.loads() if i.axes & cols and i not in whole]
+    per_row = sum(i.dtype.size for i in small), sum(i.dtype.size for i in whole)
+    axes = frozenset().union(*(i.axes & space.row_names for i in small)) if small else frozenset()
+    rest = math.prod(a.size for a in space.rows if a.name not in axes)
+    if not axes or 2 * per_row[0] < per_row[1] or rest < MIN_WALK or any(len(i.axes & cols) != len(cols) for i in small):
+        return ()
+    return tuple(a.name for a in space.rows if a.name in axes)
+
+
 def row_contiguous(request: TileRequest) -> bool:
     """True when most tile loads and stores run along a row axis in memory, not along the columns."""
     space = request.trace.nest.space
@@ -82,21 +105,25 @@ def choose_tile(request: TileRequest, device: DeviceSpec) -> Tile:
     space = trace.nest.space
     by_rows = any(r.by_rows for r in trace.nest.roots)
     loop_rows = math.prod(a.size for a in space.rows if a.name not in request.fixed)
-    looped = by_rows or request.whole_loop
+    walked = by_rows or request.whole_loop or bool(request.fixed)
+    along_rows = row_contiguous(request)
     if any(i.kind == "reduce" for i in trace.insts):
-        shape = _whole_rows(trace, row_contiguous(request), looped, request.whole_loop, loop_rows)
+        shape = _whole_rows(trace, along_rows, walked, request.whole_loop, loop_rows)
     else:
-        shape = _free_tile(space.num_cols, loop_rows, row_contiguous(request))
+        shape = _free_tile(space.num_cols, loop_rows, along_rows)
     rows = max(1, min(shape.rows, next_power_of_two(loop_rows)))
-    per_thread = _values(trace, looped)
-    warps = _warps(rows * sum(shape.pieces), per_thread, LOOP_REGISTERS if looped else REGISTERS)
+    elements = rows * sum(shape.pieces)
+    per_element = _values(trace, request.fixed, walked)
+    stages = _stages(trace, request.fixed, elements) if walked and not request.whole_loop and not shape.col_block else 1
+    warps = _warps(elements, per_element, LOOP_REGISTERS if stages > 1 else REGISTERS)
     chunk = math.ceil(loop_rows / rows) * rows if request.whole_loop else rows
-    if by_rows and not request.whole_loop:
+    if walked and not request.whole_loop:
         fixed_rows = math.prod(a.size for a in space.rows if a.name in request.fixed)
         columns = math.ceil(space.num_cols / shape.pieces[0]) if shape.col_grid else 1
-        registers = BASE_REGISTERS + per_thread * rows * sum(shape.pieces) / (32 * warps)
+        registers = BASE_REGISTERS + per_element * elements / (32 * warps)
         chunk = _rows_per_chunk(loop_rows, rows, fixed_rows * columns, warps, registers, device)
-    stages = _stages(trace, rows * sum(shape.pieces)) if chunk > rows and not shape.col_block else 1
+        chunk = math.ceil(chunk / request.chunk_unit) * request.chunk_unit
+    stages = stages if chunk > rows else 1
     return Tile(rows, chunk, shape.pieces, shape.col_block, shape.col_grid, warps, stages, True, shape.why)
 
 
@@ -104,16 +131,31 @@ def _varies(root: Root, names: frozenset[str]) -> bool:
     return any(ix.axes & names for ix in root.index)
 
 
-def _values(trace: Trace, looped: bool) -> float:
+def _values(trace: Trace, fixed: Sequence[str], walked: bool) -> float:
     """Registers per element of a tile: what is loaded (packed), accumulators, what a loop keeps, working values."""
-    space = trace.nest.space
-    tiles = [i for i in trace.loads() if i.axes & space.col_names and i.axes & space.row_names]
-    packed = sum(min(1.0, i.dtype.size / 4) for i in tiles)
-    if not looped:
+    packed = sum(min(1.0, i.dtype.size / 4) for i in _tile_loads(trace))
+    if not walked:
         return packed + WORKING_VALUES
-    kept = sum(1 for i in trace.loads() if i.axes & space.col_names and not i.axes & space.row_names)
+    kept, passing = _small_loads(trace, fixed)
     accumulators = sum(1 for r in trace.nest.roots if r.by_rows)
-    return packed + WORKING_VALUES + kept + accumulators
+    return packed + WORKING_VALUES + len(kept) + len(passing) / 2 + accumulators
+
+
+def _small_loads(trace: Trace, fixed: Sequence[str]) -> tuple[list[Inst], list[Inst]]:
+    """Loads along the columns that are smaller than the walk: (the same for all rows of a program, the others)."""
+    space = trace.nest.space
+    walked = space.row_names - set(fixed)
+    whole = set(_tile_loads(trace))
+    small = [i for i in trace.loads() if i.axes & space.col_names and i not in whole]
+    return [i for i in small if not i.axes & walked], [i for i in small if i.axes & walked]
+
+
+def _tile_loads(trace: Trace) -> list[Inst]:
+    """Loads of values as large as the nest's walk; smaller ones (weights, statistics) come and go."""
+    space = trace.nest.space
+    whole = space.num_rows * space.num_cols
+    tiles = [i for i in trace.loads() if i.axes & space.col_names and i.axes & space.row_names]
+    return [i for i in tiles if 2 * math.prod(space.sizes[a] for a in i.axes) >= whole]
 
 
 @dataclass(frozen=True)
@@ -130,9 +172,11 @@ def _whole_rows(trace: Trace, along_rows: bool, looped: bool, whole_loop: bool, 
     cols = trace.nest.space.num_cols
     pieces = split_columns(cols)
     width = sum(pieces)
-    most = 32 * MAX_WARPS * (LOOP_REGISTERS - BASE_REGISTERS) / _values(trace, looped)
+    most = 32 * MAX_WARPS * (LOOP_REGISTERS - BASE_REGISTERS) / _values(trace, (), looped)
     if along_rows:
-        rows = min(ROW_CONTIGUOUS_TILE, next_power_of_two(loop_rows))
+        rows = max(ROW_CONTIGUOUS_TILE, MIN_TILE // width)
+        while rows > MIN_ROW_RUN and loop_rows // rows < FULL_GRID:
+            rows //= 2
         if rows * width > most and not looped:
             block = max(16, FREE_TILE // rows)
             return _Shape(rows, (block,), block, False, "memory runs along rows; columns walked in blocks")
@@ -162,11 +206,14 @@ def _warps(elements: int, per_element: float, registers: int) -> int:
     return warps
 
 
-def _stages(trace: Trace, elements: int) -> int:
-    """Depth of the software pipeline of a row loop: as deep as shared memory allows."""
-    space = trace.nest.space
-    tiles = [i for i in trace.loads() if i.axes & space.col_names and i.axes & space.row_names]
-    size = sum(i.dtype.size for i in tiles) * elements
+def _stages(trace: Trace, fixed: Sequence[str], elements: int) -> int:
+    """Depth of the software pipeline of a row loop: as deep as shared memory allows.
+
+    A pipeline takes all loads of the loop through shared memory; small gathers would go there a few bytes at a time.
+    """
+    if _small_loads(trace, fixed)[1]:
+        return 1
+    size = sum(i.dtype.size for i in _tile_loads(trace)) * elements
     return PIPELINE_STAGES if size * PIPELINE_STAGES <= PIPELINE_BYTES else 1
 
 
@@ -174,7 +221,7 @@ def _rows_per_chunk(
     loop_rows: int, row_tile: int, fixed_programs: int, warps: int, registers: float, device: DeviceSpec
 ) -> int:
     """Rows one program walks when column reductions leave one partial per program: one full wave of programs."""
-    per_sm = max(1, int(device.registers_per_sm // (max(registers, 32) * 32 * warps)))
+    per_sm = max(1, int(device.registers_per_sm // (max(REGISTER_SLACK * registers, 32) * 32 * warps)))
     chunks = max(1, device.sms * min(per_sm, 8) // max(1, fixed_programs))
     rows = math.ceil(loop_rows / chunks)
     return math.ceil(rows / row_tile) * row_tile
