@@ -192,7 +192,12 @@ def _bind(
 
 
 def _run_original(
-    engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], example: list[Tensor], flat: FlatCall, *tensors: Tensor
+    engine: Engine,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    example: list[Tensor],
+    flat: FlatCall,
+    *tensors: Tensor,
 ) -> list[Tensor]:
     """The user's output tensors from other input tensors, through the original ops."""
     swaps = {id(old): new for old, new in zip(example, tensors, strict=True)}
@@ -214,13 +219,18 @@ def resolve_target(target: str, device: torch.device) -> str:
     """
     if target == "interpret":
         if device.type != "cpu":
-            raise TargetError(f"target='interpret' runs on CPU tensors, these are on {device}", hint="move them with .cpu()")
+            raise TargetError(
+                f"target='interpret' runs on CPU tensors, these are on {device}", hint="move them with .cpu()"
+            )
         return "interpret"
     if device.type == "cuda":
         return "cuda"
     if target == "cuda":
         have = "this PyTorch sees no GPU" if not torch.cuda.is_available() else f"the tensors are on {device}"
-        raise TargetError(f"target='cuda' asked for, but {have}", hint="move module and inputs with .cuda(), or use target='interpret'")
+        raise TargetError(
+            f"target='cuda' asked for, but {have}",
+            hint="move module and inputs with .cuda(), or use target='interpret'",
+        )
     return "original"
 
 
@@ -250,7 +260,9 @@ def _fused_module(module: nn.Module, engine: Engine) -> nn.Module:
             copies[self] = Engine(plain, engine.options)
         return copies[self](args, kwargs)
 
-    fused_type = type(f"Fused{base.__name__}", (base,), {"forward": forward, "__megafuse__": engine, "__doc__": base.__doc__})
+    fused_type = type(
+        f"Fused{base.__name__}", (base,), {"forward": forward, "__megafuse__": engine, "__doc__": base.__doc__}
+    )
     fused = fused_type.__new__(fused_type)
     fused.__dict__ = module.__dict__
     return fused

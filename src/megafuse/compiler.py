@@ -1,6 +1,6 @@
 """The driver: every stage in order. The only module that knows more than one of them.
 
-    capture -> rewrite -> cover -> step -> tile programs -> text
+capture -> rewrite -> cover -> step -> tile programs -> text
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fusion_graphs import DEVICE, arg, cover_of, graph, mixed, norm
@@ -11,6 +13,7 @@ from megafuse.fusion.anchors import choose_anchors
 from megafuse.fusion.cost import nest_cost, read_bytes, reduce_depth
 from megafuse.fusion.initial import initial_nests
 from megafuse.fusion.merge import merge_nests
+from megafuse.fusion.planner import plan_cover
 from megafuse.fusion.recompute import recompute_candidates
 from megafuse.ir.graph import Builder, Node, contiguous_strides
 from megafuse.ir.nest import Anchor, Nest
@@ -119,12 +122,13 @@ def test_a_join_through_a_dot_would_be_a_circle() -> None:
     ]
 
 
-def test_norms_around_a_mix_are_one_kernel() -> None:
+def test_a_norm_behind_a_mix_needs_the_statistics_of_the_first() -> None:
+    """The statistics of the first norm are one nest; all else is another, which reads x where the mix says."""
     b = Builder()
     x = arg(b, 0, 512, 16, 256)
-    y = norm(b, b.map("add", mixed(b, norm(b, x)), x))
-    cover = cover_of(graph([x], y))
-    assert len(cover.groups) == 1
+    cover = cover_of(graph([x], norm(b, b.map("add", mixed(b, norm(b, x)), x))))
+    assert [len(n.roots) for n in cover.nests] == [1, 2]
+    assert len(cover.boundaries) == 1
 
 
 # --- axes -------------------------------------------------------------------------------------------------------------
@@ -225,14 +229,18 @@ def test_what_is_read_at_two_places_may_be_stored_instead() -> None:
 
 
 def test_phases_share_their_sample() -> None:
-    """norm, mix, norm: the second norm's rows are made of all tokens of the sample, so the program id fixes the sample."""
+    """norm, mix, norm where cached reads cost next to nothing: phases of one kernel, the program id fixes the sample."""
     b = Builder()
     x = arg(b, 0, 512, 16, 256)
-    cover = cover_of(graph([x], norm(b, b.map("add", mixed(b, norm(b, x)), x))))
-    ((group,),) = ([g for g in cover.groups],)
-    sizes = [next(a.size for a in n.space.rows if a.name == f[0]) for n, f in zip(cover.nests, group.fixed, strict=True) if f]
-    assert sizes in ([], [512] * len(cover.nests))
-    assert all(n.value is not None for nest in cover.nests for n in nest.anchors)
+    device = replace(DEVICE, block_bandwidth=1e15)
+    cover = plan_cover(graph([x], norm(b, b.map("add", mixed(b, norm(b, x)), x))), {}, device)
+    (group,) = cover.groups
+    assert group.nests == (0, 1)
+    assert group.blocks_per_sm in (1, 2, 4)
+    fixed = [
+        next(a.size for a in n.space.rows if a.name == f) for n, (f,) in zip(cover.nests, group.fixed, strict=True)
+    ]
+    assert fixed == [512, 512]
 
 
 def test_no_dot_is_inside_a_nest() -> None:

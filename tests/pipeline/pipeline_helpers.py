@@ -28,7 +28,9 @@ def compiled_of(fused: Any) -> Compiled:
     return compiled
 
 
-def check_few(fn: Callable[..., Any], *args: Any, fused: Any, options: CheckOptions = FEW, **kwargs: Any) -> CheckReport:
+def check_few(
+    fn: Callable[..., Any], *args: Any, fused: Any, options: CheckOptions = FEW, **kwargs: Any
+) -> CheckReport:
     """The rule with few seeds; raises with its report where it fails."""
     return check(fn, *args, fused=fused, options=options, **kwargs).raise_if_failed()
 
@@ -53,7 +55,9 @@ def opaque_runner(captured: Captured) -> Callable[[Node, list[np.ndarray]], tupl
     return run
 
 
-def graph_differences(fn: Callable[..., Any], args: list[Tensor], captured: Captured, graph: Graph, tol: float) -> list[str]:
+def graph_differences(
+    fn: Callable[..., Any], args: list[Tensor], captured: Captured, graph: Graph, tol: float
+) -> list[str]:
     """Where ``graph`` evaluated in fp64 differs from PyTorch in fp64, for a function of tensors alone."""
     exact = [a.detach().double().requires_grad_(a.requires_grad) for a in args]
     outs = [v for v in pytree.tree_leaves(fn(*exact)) if isinstance(v, Tensor)]
@@ -67,7 +71,9 @@ def graph_differences(fn: Callable[..., Any], args: list[Tensor], captured: Capt
     roots = [i for i, o in enumerate(outs) if o.requires_grad]
     grads: dict[int, Tensor | None] = {}
     if roots and wanted:
-        found = torch.autograd.grad([outs[i] for i in roots], [exact[i] for i in wanted], [tangents[i] for i in roots], allow_unused=True)
+        found = torch.autograd.grad(
+            [outs[i] for i in roots], [exact[i] for i in wanted], [tangents[i] for i in roots], allow_unused=True
+        )
         grads = dict(zip(wanted, found, strict=True))
     bad = [f"output {i}" for i, o in enumerate(outs) if not _close(results[i], o, tol)]
     for position, got in zip(graph.grad_of, results[graph.num_forward :], strict=True):

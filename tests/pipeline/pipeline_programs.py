@@ -167,7 +167,9 @@ def _binary(w: Writer, x: str) -> str:
     else:
         keep = [s if w.draw.up_to(1) == 0 else 1 for s in shape]
         y = w.argument(keep[w.draw.up_to(len(keep) - 1) :] if keep else keep)
-    fn = w.draw.one_of(["{} + {}", "{} * {}", "{} - {}", "{} * torch.sigmoid({})", "torch.maximum({}, {})", "{} / (2 + {}.abs())"])
+    fn = w.draw.one_of(
+        ["{} + {}", "{} * {}", "{} - {}", "{} * torch.sigmoid({})", "torch.maximum({}, {})", "{} / (2 + {}.abs())"]
+    )
     fn = w.draw.one_of([fn, fn, "torch.addcmul({}, {}, torch.tanh({}))"])
     return fn.format(x, y, x) if fn.startswith("torch.addcmul") else fn.format(x, y)
 
@@ -189,7 +191,9 @@ def _norm(w: Writer, x: str) -> str:
     if kind == 4:
         return f"F.log_softmax({x}, {axis})"
     if kind == 5:
-        return f"({x} - {x}.mean({axis}, keepdim=True)) * torch.rsqrt({x}.var({axis}, correction=0, keepdim=True) + 0.1)"
+        return (
+            f"({x} - {x}.mean({axis}, keepdim=True)) * torch.rsqrt({x}.var({axis}, correction=0, keepdim=True) + 0.1)"
+        )
     return f"{x} * torch.rsqrt({x}.pow(2).mean({axis}, keepdim=True) + 0.1)"
 
 

@@ -39,7 +39,9 @@ def edit_host(artifact: Artifact, change: Callable[[str], str]) -> Artifact:
 
 def dropped_bias(artifact: Artifact) -> Artifact:
     """Loads of b1 give zero."""
-    return edit_kernels(artifact, lambda t: re.sub(r"^( +ffn_b1_v\d+ = )(.*)$", r"\g<1>0 * (\2)", t, flags=re.MULTILINE))
+    return edit_kernels(
+        artifact, lambda t: re.sub(r"^( +ffn_b1_v\d+ = )(.*)$", r"\g<1>0 * (\2)", t, flags=re.MULTILINE)
+    )
 
 
 def swapped_halves(artifact: Artifact) -> Artifact:

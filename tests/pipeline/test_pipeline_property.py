@@ -19,7 +19,9 @@ from pipeline_programs import ArgumentSpec, Program, programs
 
 EXAMPLES = int(os.environ.get("MEGAFUSE_PROPERTY_EXAMPLES", "0"))
 FIRST = CheckOptions(seeds=2, small_seeds=0, repeats=1)
-AGAIN = replace(FIRST, seeds=14, first_seed=50)  # two draws of a few elements each are no statistics: what fails must last
+AGAIN = replace(
+    FIRST, seeds=14, first_seed=50
+)  # two draws of a few elements each are no statistics: what fails must last
 LIMITS = settings(
     max_examples=EXAMPLES or 40,
     derandomize=not EXAMPLES,
@@ -90,7 +92,9 @@ FOUND = {
     # a value read through another one that has memory of its own
     "operand_behind_output": given_by_hand("z y", "y = x.reshape(12, 4)\nz = F.linear(y, w)", x=(4, 3, 4), w=(1, 4)),
     # one value returned in two layouts
-    "dot_in_two_layouts": given_by_hand("z y", "y = x @ w\nz = y.transpose(1, 2).contiguous()", x=(1, 7, 12), w=(12, 2)),
+    "dot_in_two_layouts": given_by_hand(
+        "z y", "y = x @ w\nz = y.transpose(1, 2).contiguous()", x=(1, 7, 12), w=(12, 2)
+    ),
     "map_in_two_layouts": given_by_hand("z y", "y = torch.cos(x)\nz = y.t().contiguous()", x=(4, 4)),
     # a backward value computed from a forward column reduction
     "backward_follower": given_by_hand(

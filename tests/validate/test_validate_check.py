@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from validate_candidates import Candidate, GatedBlock, make_block, rounds_like_reference
 
 from megafuse.core.errors import CheckError, InputError
 from megafuse.validate import REQUIRED_FAULTS, CheckOptions, check
+from validate_candidates import Candidate, GatedBlock, make_block, rounds_like_reference
 
 FAST = CheckOptions(repeats=1)
 DTYPES = [torch.float32, torch.bfloat16]

@@ -66,7 +66,7 @@ class _PhaseLowering:
         stored = {self.trace.roots[root] for root in self.targets}
         used = {a for i in self.trace.insts for a in i.args if not (i.kind == "cast" and i.dtype is DType.F32)}
         self.kept = stored | used  # 16-bit values that are more than a rounding on the way
-        self.taken = {b: 1 for b in self.buffers}
+        self.taken = dict.fromkeys(self.buffers, 1)
         counts: dict[Node, int] = {}
         for load in self.trace.loads():
             counts[load.node] = counts.get(load.node, 0) + 1
@@ -184,7 +184,16 @@ class _PhaseLowering:
             node = root.anchor.node
             assert isinstance(node.attrs, Reduce)
             acc = f"acc_{target.buffer}"
-            return ColReduce(acc, str(self.operand(inst)), self.level(inst), node.attrs.fn, node.dtype, target.buffer, target.index, target.dtype)
+            return ColReduce(
+                acc,
+                str(self.operand(inst)),
+                self.level(inst),
+                node.attrs.fn,
+                node.dtype,
+                target.buffer,
+                target.index,
+                target.dtype,
+            )
         return Store(target.buffer, target.index, self.operand(inst), self.level(inst))
 
     # --- columns walked in blocks -----------------------------------------------------------------------------------

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megafuse.ir.nest import Nest, rename_axes
-from megafuse.ir.trace import Trace
 from megafuse.ir.graph import Node
 from megafuse.ir.index import Affine, Index
+from megafuse.ir.nest import Nest, rename_axes
+from megafuse.ir.trace import Trace
 
 MAX_SEEDS = 6
 

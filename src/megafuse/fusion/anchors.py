@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from megafuse.ir.nest import Anchor
 from megafuse.ir.graph import Graph, Node, contiguous_strides
+from megafuse.ir.nest import Anchor
 from megafuse.ir.trace import Memory
 from megafuse.ir.types import Concat, Const, Dot, Input, Iota, Opaque, Pick, Reduce
 from megafuse.ir.views import is_dense, layout_for, same_strides, strided_view, view_base
@@ -67,10 +67,7 @@ def choose_anchors(graph: Graph, wanted: Mapping[int, Sequence[int]], extra: Seq
         if node is not None:
             _anchor_output(anchors, node, tuple(wanted.get(i, contiguous_strides(node.shape))))
     for node in graph.nodes:
-        if isinstance(node.attrs, Dot):
-            for arg in node.args:
-                _anchor_operand(anchors, arg)
-        elif isinstance(node.attrs, Opaque):
+        if isinstance(node.attrs, Dot) or isinstance(node.attrs, Opaque):
             for arg in node.args:
                 _anchor_operand(anchors, arg)
         elif isinstance(node.attrs, Reduce):

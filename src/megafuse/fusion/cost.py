@@ -11,10 +11,10 @@ import math
 from dataclasses import dataclass
 
 from megafuse.core.device import DeviceSpec
-from megafuse.ir.nest import Root, Space
-from megafuse.ir.trace import Inst, Trace
 from megafuse.ir.graph import Node
+from megafuse.ir.nest import Root, Space
 from megafuse.ir.ops import MAP_FNS
+from megafuse.ir.trace import Inst, Trace
 from megafuse.ir.types import Cast, Map, Reduce
 
 LIVE_TEMPORARIES = 4

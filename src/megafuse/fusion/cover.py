@@ -12,9 +12,9 @@ from megafuse.fusion.cost import NestCost, nest_cost
 from megafuse.fusion.initial import initial_nests
 from megafuse.fusion.merge import merge_nests
 from megafuse.fusion.plan import Boundary
+from megafuse.ir.graph import Graph, Node
 from megafuse.ir.nest import Anchor, Nest
 from megafuse.ir.trace import NestError, Trace, trace_nest
-from megafuse.ir.graph import Graph, Node
 from megafuse.ir.types import Dot, Opaque
 
 
@@ -276,4 +276,3 @@ def _reason(search: Search, ia: int, ib: int, a: Item, b: Item) -> str:
     except NestError as error:
         return str(error)
     return "joining them is predicted to be slower"
-

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from megafuse.core.device import DeviceSpec
 from megafuse.fusion.cost import read_bytes
 from megafuse.fusion.cover import Item, Search
-from megafuse.ir.nest import Nest, Root
-from megafuse.ir.trace import Trace
 from megafuse.ir.graph import Node
 from megafuse.ir.index import Affine, Index
+from megafuse.ir.nest import Nest, Root
+from megafuse.ir.trace import Trace
 
 BLOCKS_PER_SM = (4, 2, 1)  # programs per SM tried, most first: what they re-read must stay in the L2 cache
 
@@ -204,4 +204,3 @@ def _writes(item: Item, blocks: int) -> int:
 def total_seconds(groups: Sequence[Group]) -> float:
     """Predicted time of all kernels."""
     return sum(g.seconds for g in groups)
-

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from megafuse.ir.nest import Anchor, Nest, Root, Space
 from megafuse.ir.index import ZERO, Affine, Axis, Index
+from megafuse.ir.nest import Anchor, Nest, Root, Space
 from megafuse.ir.types import Reduce
 
 MIN_COLUMNS = 512

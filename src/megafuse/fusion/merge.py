@@ -38,7 +38,9 @@ def _try_merges(
         if isinstance(aligned, SplitRequest):
             if budget:
                 pair = [first, second]
-                pair[aligned.which] = trace_nest(pair[aligned.which].nest.split(aligned.axis, aligned.inner), materialised)
+                pair[aligned.which] = trace_nest(
+                    pair[aligned.which].nest.split(aligned.axis, aligned.inner), materialised
+                )
                 key = (pair[0].nest, pair[1].nest)
                 if key in tried:
                     continue

@@ -56,7 +56,9 @@ def plan_cover(graph: Graph, wanted: Mapping[int, Sequence[int]], device: Device
     return _freeze(graph, best, decisions)
 
 
-def _attempt(graph: Graph, wanted: Mapping[int, Sequence[int]], device: DeviceSpec, extra: tuple[Node, ...], memo: Memo) -> _Attempt:
+def _attempt(
+    graph: Graph, wanted: Mapping[int, Sequence[int]], device: DeviceSpec, extra: tuple[Node, ...], memo: Memo
+) -> _Attempt:
     anchors, search = _start(graph, wanted, device, extra, memo)
     items = search.run()
     return _Attempt(anchors, search, items, group_items(search, items, device))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megafuse.ir.trace import Inst, Trace
 from megafuse.ir.graph import Node
 from megafuse.ir.index import Index
+from megafuse.ir.trace import Inst, Trace
 
 
 def recompute_candidates(traces: Sequence[Trace], limit: int = 4) -> list[Node]:

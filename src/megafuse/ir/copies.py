@@ -1,4 +1,4 @@
-"""Values that only copy an input get a node of their own: an identity permutation, which planning may give memory to."""
+"""Values that only copy another get a node of their own: an identity permutation, to which planning may give memory."""
 
 from __future__ import annotations
 

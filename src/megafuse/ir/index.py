@@ -153,7 +153,7 @@ def _within(index: Affine, size: int, sizes: Mapping[str, int]) -> bool:
             high += stride * (sizes[name] - 1)
         else:
             low += stride * (sizes[name] - 1)
-    return 0 <= low and high < max(size, 1)
+    return low >= 0 and high < max(size, 1)
 
 
 def pull_back(node: Node, index: Index, sizes: Mapping[str, int]) -> list[tuple[Node, Index, tuple[Guard, ...]]]:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from megafuse.core.dtypes import DType
-from megafuse.ir.nest import Nest, Root
 from megafuse.ir.graph import Node, contiguous_strides
 from megafuse.ir.index import (
     ZERO,
@@ -25,8 +24,8 @@ from megafuse.ir.index import (
     pull_back,
     split_linear,
 )
+from megafuse.ir.nest import Nest, Root
 from megafuse.ir.types import MOVES, Cast, Concat, Const, Dot, Input, Iota, Map, Opaque, Pad, Pick, Reduce, Reshape
-
 
 _NONE: frozenset[str] = frozenset()
 
@@ -170,7 +169,9 @@ class _Tracer:
         result: Inst | None = None
         if isinstance(node.attrs, Pad):
             fill = node.attrs.value
-            result = self.add(Inst("const", node, node.dtype, frozenset(), value=fill if node.dtype.is_float else int(fill)))
+            result = self.add(
+                Inst("const", node, node.dtype, frozenset(), value=fill if node.dtype.is_float else int(fill))
+            )
         for arg, moved, extra in reversed(pulled):
             decided = [guard_decides(g, self.sizes) for g in extra]
             if False in decided:
@@ -209,14 +210,18 @@ class _Tracer:
         for n in reduced:
             total *= n
         if total != self.nest.space.num_cols:
-            raise NestError(f"{attrs.fn} {node!r} runs over {total} elements, the nest's rows have {self.nest.space.num_cols}")
+            raise NestError(
+                f"{attrs.fn} {node!r} runs over {total} elements, the nest's rows have {self.nest.space.num_cols}"
+            )
         cols = split_linear(axis_index(self.nest.space.cols), reduced, self.sizes)
         inner = list(index)
         for axis, ix in zip(attrs.axes, cols, strict=True):
             inner.insert(axis, ix)
         outer = tuple(g for g in guards if not g.index.axes & self.col_names)  # the sum has columns of its own
         value = self.visit(arg, tuple(inner), outer)
-        return self.add(Inst("reduce", node, node.dtype, value.axes & self.row_names, (value,), index=index, fn=attrs.fn))
+        return self.add(
+            Inst("reduce", node, node.dtype, value.axes & self.row_names, (value,), index=index, fn=attrs.fn)
+        )
 
     def add(self, inst: Inst) -> Inst:
         self.out.insts.append(inst)

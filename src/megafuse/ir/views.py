@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megafuse.ir.graph import Node, contiguous_strides
-from megafuse.ir.index import Affine, Axis, Index, NeedSplit, NotAffine, combine, pull_back, substitute_axis
+from megafuse.ir.index import Affine, Axis, Index, NeedSplit, NotAffine, combine, pull_back
 from megafuse.ir.types import Expand, Permute, Reshape, Slice
 
 VIEW_MOVES = (Permute, Reshape, Expand, Slice)
@@ -62,7 +62,7 @@ def _split_dim(dim: list[Axis], axis: str, inner: int) -> list[Axis]:
 
 
 def strided_view(node: Node, base_strides: Sequence[int], base: Node | None = None) -> Strided | None:
-    """``node`` as a strided view of ``base`` (``view_base(node)``) laid out with ``base_strides``; None where it is none."""
+    """``node`` as a view of ``base`` (``view_base(node)``) laid out with ``base_strides``; None where it is none."""
     if 0 in node.shape:
         return Strided(node.shape, contiguous_strides(node.shape), 0)
     try:

@@ -17,7 +17,6 @@ from megafuse.schedule.partials import CHUNK, Partial, finisher_nests, make_part
 from megafuse.schedule.tiling import TileRequest, choose_tile, hoisting_axes
 from megafuse.schedule.types import Tile
 
-
 SHORT_RUN = 128  # bytes: shorter contiguous runs waste parts of the sectors they fetch
 
 
@@ -106,7 +105,9 @@ class KernelMaker:
         partials: dict[Node, Partial] = {}
         for nest, fixed in nests:
             trace = trace_nest(nest, self.cover.materialised)
-            tile = choose_tile(TileRequest(trace, fixed, self.strides, self._chunk_unit(trace, fixed), whole), self.device)
+            tile = choose_tile(
+                TileRequest(trace, fixed, self.strides, self._chunk_unit(trace, fixed), whole), self.device
+            )
             phases.append(self._phase(trace, fixed, tile, partials))
         warps = self._kernel_warps(phases, group)
         forward = nests[0][0].anchors[0].node in self.forward
@@ -195,7 +196,11 @@ class KernelMaker:
                 if abs(stride) != run:
                     break
                 if name in rows:
-                    if run * load.dtype.size < SHORT_RUN and run > 1 and (best is None or load.node.type.numel > best[0]):
+                    if (
+                        run * load.dtype.size < SHORT_RUN
+                        and run > 1
+                        and (best is None or load.node.type.numel > best[0])
+                    ):
                         best = (load.node.type.numel, name)
                     break
                 run *= sizes[name]
@@ -230,7 +235,9 @@ class KernelMaker:
         return KernelPlan((phase,), tile.num_warps, forward)
 
     def _force_store(self, root: Root) -> list[tuple[Root, Node, Affine]]:
-        return list(self._store(root)) or [(root, root.anchor.node, combine(root.index, self.strides(root.anchor.node)))]
+        return list(self._store(root)) or [
+            (root, root.anchor.node, combine(root.index, self.strides(root.anchor.node)))
+        ]
 
 
 def _axes(index: Index) -> frozenset[str]:

@@ -9,7 +9,9 @@ from megafuse.ir.graph import Node
 from megafuse.ir.types import Concat, Dot, Input, Map, Opaque, Pick, Reduce
 
 _ASSIGNED = re.compile(r"^\s*(?:self\.)?([A-Za-z_]\w*)\s*(?::[^=]+)?=[^=]")
-_RESERVED = frozenset({"inputs", "outputs", "saved", "tangents", "grads", "row", "col", "empty", "view", "tl", "triton"})
+_RESERVED = frozenset(
+    {"inputs", "outputs", "saved", "tangents", "grads", "row", "col", "empty", "view", "tl", "triton"}
+)
 
 
 class Names:

@@ -112,7 +112,9 @@ def _join_equal(traces: list[Trace], sources: Memory, overrides: Mapping[Node, N
     for trace in traces:
         space = trace.nest.space
         key = (tuple(a.size for a in space.rows), tuple(a.size for a in space.cols))
-        names = {a.name: f"f{n}" for n, a in enumerate(space.rows)} | {a.name: f"p{n}" for n, a in enumerate(space.cols)}
+        names = {a.name: f"f{n}" for n, a in enumerate(space.rows)} | {
+            a.name: f"p{n}" for n, a in enumerate(space.cols)
+        }
         groups.setdefault(key, []).append(rename_axes(trace.nest, names))
     out = []
     for nests in groups.values():

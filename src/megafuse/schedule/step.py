@@ -94,7 +94,9 @@ class _StepBuilder:
             self._buffer(node, attrs.strides, kind, attrs.position)
         for work in order:
             for node in work.writes:
-                kind = "output" if node in outputs else "grad" if node in grads else "saved" if node in saved else "temp"
+                kind = (
+                    "output" if node in outputs else "grad" if node in grads else "saved" if node in saved else "temp"
+                )
                 self._buffer(node, self.maker.strides(node), kind)
 
     def _buffer(self, node: Node, strides: tuple[int, ...], kind: str, position: int = -1) -> None:
@@ -116,7 +118,9 @@ class _StepBuilder:
         traffic = sum(n.type.nbytes for n in (*plan.reads, *plan.writes))
         name = f"k{number}_{made}"
         reads = tuple(self.names[n] for n in plan.reads)
-        return KernelSchedule(name, phases, reads, tuple(self.names[n] for n in plan.writes), plan.num_warps, plan.num_stages, traffic)
+        return KernelSchedule(
+            name, phases, reads, tuple(self.names[n] for n in plan.writes), plan.num_warps, plan.num_stages, traffic
+        )
 
     def _calls(
         self, works: Sequence[Work], numbers: Mapping[int, int], kept: set[Node], given: Sequence[Node] = ()

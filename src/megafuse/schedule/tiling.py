@@ -31,6 +31,8 @@ FULL_GRID = 128  # programs below which smaller tiles are worth it
 FREE_TILE = 4096
 MAX_WARPS = 16
 MIN_WALK = 64  # rows a loop should have
+HOIST_SHARE = 2  # bytes of small values per byte of tile values from which keeping them pays for a row loop
+UNPIPELINED_WAVES = 2  # without a pipeline, more and shorter loops hide each other's latency
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,12 @@ def hoisting_axes(trace: Trace) -> tuple[str, ...]:
     per_row = sum(i.dtype.size for i in small), sum(i.dtype.size for i in whole)
     axes = frozenset().union(*(i.axes & space.row_names for i in small)) if small else frozenset()
     rest = math.prod(a.size for a in space.rows if a.name not in axes)
-    if not axes or 2 * per_row[0] < per_row[1] or rest < MIN_WALK or any(len(i.axes & cols) != len(cols) for i in small):
+    if (
+        not axes
+        or per_row[0] < HOIST_SHARE * per_row[1]
+        or rest < MIN_WALK
+        or any(len(i.axes & cols) != len(cols) for i in small)
+    ):
         return ()
     return tuple(a.name for a in space.rows if a.name in axes)
 
@@ -90,8 +97,12 @@ def row_contiguous(request: TileRequest) -> bool:
     """True when most tile loads and stores run along a row axis in memory, not along the columns."""
     space = request.trace.nest.space
     votes = 0
-    accesses = [(i.node, i.index) for i in request.trace.loads() if i.axes & space.col_names and i.axes & space.row_names]
-    accesses += [(r.anchor.value, r.index) for r in request.trace.nest.roots if not r.by_rows and _varies(r, space.col_names)]
+    accesses = [
+        (i.node, i.index) for i in request.trace.loads() if i.axes & space.col_names and i.axes & space.row_names
+    ]
+    accesses += [
+        (r.anchor.value, r.index) for r in request.trace.nest.roots if not r.by_rows and _varies(r, space.col_names)
+    ]
     for node, index in accesses:
         offset = combine(index, request.strides(node))
         unit = [name for name, stride in offset.terms if abs(stride) == 1]
@@ -121,8 +132,9 @@ def choose_tile(request: TileRequest, device: DeviceSpec) -> Tile:
         fixed_rows = math.prod(a.size for a in space.rows if a.name in request.fixed)
         columns = math.ceil(space.num_cols / shape.pieces[0]) if shape.col_grid else 1
         registers = BASE_REGISTERS + per_element * elements / (32 * warps)
-        chunk = _rows_per_chunk(loop_rows, rows, fixed_rows * columns, warps, registers, device)
-        chunk = math.ceil(chunk / request.chunk_unit) * request.chunk_unit
+        waves = 1 if stages > 1 else UNPIPELINED_WAVES
+        chunk = _rows_per_chunk(loop_rows, rows, fixed_rows * columns, warps, registers, device, waves)
+        chunk = max(1, round(chunk / request.chunk_unit)) * request.chunk_unit
     stages = stages if chunk > rows else 1
     return Tile(rows, chunk, shape.pieces, shape.col_block, shape.col_grid, warps, stages, True, shape.why)
 
@@ -218,10 +230,10 @@ def _stages(trace: Trace, fixed: Sequence[str], elements: int) -> int:
 
 
 def _rows_per_chunk(
-    loop_rows: int, row_tile: int, fixed_programs: int, warps: int, registers: float, device: DeviceSpec
+    loop_rows: int, row_tile: int, fixed_programs: int, warps: int, registers: float, device: DeviceSpec, waves: int
 ) -> int:
-    """Rows one program walks when column reductions leave one partial per program: one full wave of programs."""
+    """Rows one program walks when column reductions leave one partial per program: full waves of programs."""
     per_sm = max(1, int(device.registers_per_sm // (max(REGISTER_SLACK * registers, 32) * 32 * warps)))
-    chunks = max(1, device.sms * min(per_sm, 8) // max(1, fixed_programs))
+    chunks = max(1, waves * device.sms * min(per_sm, 8) // max(1, fixed_programs))
     rows = math.ceil(loop_rows / chunks)
     return math.ceil(rows / row_tile) * row_tile

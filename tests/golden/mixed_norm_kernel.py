@@ -1,0 +1,30 @@
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def k0_value(
+    x0_ptr,  # bf16 [96, 8, 64]
+    value_ptr,  # out bf16 [96, 8, 64], strides [64, 6144, 1]
+):
+    """Grid 48 x 1 (chunks=48); tile 16 of 768 rows x 64 columns as 64; num_warps=1, num_stages=1."""
+    chunk = tl.program_id(0)
+    col = tl.arange(0, 64)[None, :]
+    c0 = col // 8
+    c1 = col % 8
+    row = chunk * 16 + tl.arange(0, 16)[:, None]
+    r0 = row // 8
+    r1 = row % 8
+    x0_v1 = tl.load(x0_ptr + r0 * 512 + r1 * 8 + c0 * 64 + c1, eviction_policy="evict_last")
+    x0 = x0_v1.to(tl.float32)
+    x0_v2 = tl.load(x0_ptr + row * 64 + col, eviction_policy="evict_last")
+    x1 = x0_v2.to(tl.float32)
+    add0 = x0 + x1
+    mul0 = add0 * add0
+    sum0 = tl.sum(mul0, 1, keep_dims=True)
+    mul1 = sum0 * 0.015625
+    add1 = mul1 + 0.001
+    rsqrt0 = tl.rsqrt(add1)
+    mul2 = add0 * rsqrt0
+    h0 = mul2.to(tl.bfloat16)
+    tl.store(value_ptr + r0 * 64 + r1 * 6144 + col, h0)
