@@ -2,236 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import threading
-import warnings
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from megafuse.capture.api import capture, leaf_getter
-from megafuse.capture.leaves import FlatCall, LeafGetter, flatten_call
-from megafuse.capture.state import swapped_state
-from megafuse.capture.types import Captured
-from megafuse.compiler import Compiled, compile_captured
-from megafuse.core.device import device_spec
-from megafuse.core.errors import InputError, TargetError
-from megafuse.runtime.autograd import StepSpec, apply
-from megafuse.runtime.binding import Binder, BindingKey
-from megafuse.runtime.device import live_device_spec
-from megafuse.runtime.step import LoadedStep
+from megafuse.compiler import Engine, NotFusedWarning, Options
+from megafuse.core.errors import InputError
 from megafuse.validate import CheckReport
 from megafuse.validate import check as _check
 
-DEFAULT_ARCH = 90
-TARGETS = ("auto", "cuda", "interpret")
-
-
-class NotFusedWarning(UserWarning):
-    """The original ops run; the text says why."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to fuse. ``target``: auto, cuda or interpret. ``backend``: triton or numpy (numpy only under interpret)."""
-
-    target: str = "auto"
-    backend: str | None = None
-    strict: bool = False
-    poison: bool | None = None
-
-    def __post_init__(self) -> None:
-        if self.target not in TARGETS:
-            raise InputError(f"unknown target {self.target!r}", hint=f"use one of {', '.join(TARGETS)}")
-
-
-@dataclass(frozen=True)
-class Bound:
-    """One binding: the compiled values and the step that serves calls of this shape (None: the original runs)."""
-
-    compiled: Compiled | None
-    spec: StepSpec | None
-    reason: str = ""
-
-
-class Engine:
-    """Serves calls of one original callable: finds the binding, runs the step, puts the outputs together."""
-
-    def __init__(self, original: Callable[..., Any], options: Options) -> None:
-        self.original, self.options = original, options
-        self._structures: dict[Any, _Structure] = {}
-        self._recent: _Structure | None = None
-        self._lock = threading.RLock()
-
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a call like the original's."""
-        structure = self._recent
-        if structure is not None and structure.still_fits():
-            try:
-                return structure.call(args, kwargs)
-            except InputError:
-                if flatten_call(self.original, args, kwargs).key == structure.key:
-                    raise
-        return self.structure(args, kwargs).call(args, kwargs)
-
-    def structure(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Structure:
-        """The structure (argument tree, constants, modes) of a call, captured if it is new."""
-        call = flatten_call(self.original, args, kwargs)
-        with self._lock:
-            if call.key not in self._structures:
-                self._structures[call.key] = _Structure(self, call)
-            self._recent = self._structures[call.key]
-            return self._recent
-
-    def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
-        """The binding that serves a call."""
-        return self.structure(args, kwargs).bound(args, kwargs)
-
-    @property
-    def bindings(self) -> list[Bound]:
-        """All bindings made so far, oldest first."""
-        return [b for s in self._structures.values() for b in s.made]
-
-
-class _Structure:
-    """Calls that differ in their tensors alone."""
-
-    def __init__(self, engine: Engine, call: FlatCall) -> None:
-        self.engine, self.flat, self.key = engine, call, call.key
-        self.made: list[Bound] = []
-        self.modes = [(m, m.training) for top in call.modules for m in top.modules()]
-        self.getter: LeafGetter | None = None
-        self._captured: Captured | None = None  # of the first call, until it is bound
-        self._binder: Binder[Bound] = Binder(self._compile)
-        self._pending = threading.local()
-
-    def still_fits(self) -> bool:
-        """No module changed between train and eval mode."""
-        return all(m.training is mode for m, mode in self.modes)
-
-    def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
-        return self._find(args, kwargs)[0]
-
-    def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Bound, list[Tensor]]:
-        if self.getter is None:
-            self._captured = self.capture(args, kwargs)
-            self.getter = leaf_getter(self.engine.original, args, kwargs, self._captured)
-        tensors = self.getter(args, kwargs)
-        self._pending.call = (args, kwargs)
-        try:
-            return self._binder.find(tensors), tensors
-        finally:
-            self._pending.call = None
-
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        bound, tensors = self._find(args, kwargs)
-        if bound.spec is None or bound.compiled is None:
-            return self.engine.original(*args, **kwargs)
-        return bound.compiled.captured.out_spec.build(apply(bound.spec, *tensors))
-
-    def capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
-        """Capture a call of this structure."""
-        inference = torch.is_inference_mode_enabled()
-        grad = torch.is_grad_enabled()
-        with torch.inference_mode(False) if inference else contextlib.nullcontext(), torch.set_grad_enabled(grad):
-            return capture(self.engine.original, args, kwargs, strict=self.engine.options.strict)
-
-    def take_captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
-        """The capture of this call: the structure's first one, once, then a new one."""
-        captured, self._captured = self._captured, None
-        return captured or self.capture(args, kwargs)
-
-    def _compile(self, key: BindingKey, tensors: Sequence[Tensor]) -> Bound:
-        args, kwargs = self._pending.call
-        bound = _bind(self, key, args, kwargs, tensors)
-        self.made.append(bound)
-        return bound
-
-
-def _bind(
-    structure: _Structure, key: BindingKey, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Tensor]
-) -> Bound:
-    engine, flat = structure.engine, structure.flat
-    options = engine.options
-    target = resolve_target(options.target, key.device)
-    if target == "original":
-        reason = "the tensors are on the CPU; the original ops run (target='interpret' executes the generated code)"
-        warnings.warn(reason, NotFusedWarning, stacklevel=6)
-        return Bound(None, None, reason)
-    if any(0 in t.shape for t in tensors):
-        return Bound(None, None, "a tensor of the call is empty; the original ops run")
-    spec = live_device_spec(key.device) if target == "cuda" else device_spec(DEFAULT_ARCH)
-    compiled = compile_captured(structure.take_captured(args, kwargs), spec)
-    backend = options.backend or ("triton" if target == "cuda" else "numpy")
-    calls = compiled.captured.calls
-
-    def opaque(call: int, given: tuple[Tensor, ...]) -> Sequence[Tensor | None]:
-        call_args, call_kwargs = calls[call].bind(given, key.device)
-        out = calls[call].target(*call_args, **call_kwargs)
-        return out if isinstance(out, tuple | list) else (out,)
-
-    step = LoadedStep(compiled.artifact(backend), target, key.device, opaque=opaque, poison=options.poison)
-    captured = compiled.captured
-    return Bound(
-        compiled,
-        StepSpec(
-            step=step,
-            num_inputs=len(captured.leaves),
-            differentiable=captured.out_requires_grad,
-            tangent_of=captured.tangent_of,
-            grad_of=captured.graph.grad_of,
-            mutations=captured.mutations,
-            original=functools.partial(_run_original, engine, args, kwargs, list(tensors), flat),
-        ),
-    )
-
-
-def _run_original(
-    engine: Engine,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    example: list[Tensor],
-    flat: FlatCall,
-    *tensors: Tensor,
-) -> list[Tensor]:
-    """The user's output tensors from other input tensors, through the original ops."""
-    swaps = {id(old): new for old, new in zip(example, tensors, strict=True)}
-
-    def swap(value: Any) -> Any:
-        return swaps.get(id(value), value) if isinstance(value, Tensor) else value
-
-    new_args, new_kwargs = torch.utils._pytree.tree_map(swap, (args, kwargs))
-    with swapped_state(flat.modules, swaps):
-        out = engine.original(*new_args, **new_kwargs)
-    return [t for t in torch.utils._pytree.tree_leaves(out) if isinstance(t, Tensor)]
-
-
-def resolve_target(target: str, device: torch.device) -> str:
-    """``cuda``, ``interpret`` or ``original`` (run what the user gave).
-
-    Raises:
-        TargetError: a GPU is asked for and there is none, or the tensors are elsewhere.
-    """
-    if target == "interpret":
-        if device.type != "cpu":
-            raise TargetError(
-                f"target='interpret' runs on CPU tensors, these are on {device}", hint="move them with .cpu()"
-            )
-        return "interpret"
-    if device.type == "cuda":
-        return "cuda"
-    if target == "cuda":
-        have = "this PyTorch sees no GPU" if not torch.cuda.is_available() else f"the tensors are on {device}"
-        raise TargetError(
-            f"target='cuda' asked for, but {have}",
-            hint="move module and inputs with .cuda(), or use target='interpret'",
-        )
-    return "original"
+__all__ = ["FusedFunction", "NotFusedWarning", "check", "engine_of", "fuse"]
 
 
 class FusedFunction:
@@ -242,6 +25,7 @@ class FusedFunction:
         functools.update_wrapper(self, engine.original, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the fused step; other structures and shapes compile on their first call."""
         return self.__megafuse__(args, kwargs)
 
 
@@ -263,7 +47,7 @@ def _fused_module(module: nn.Module, engine: Engine) -> nn.Module:
     fused_type = type(
         f"Fused{base.__name__}", (base,), {"forward": forward, "__megafuse__": engine, "__doc__": base.__doc__}
     )
-    fused = fused_type.__new__(fused_type)
+    fused: nn.Module = object.__new__(fused_type)
     fused.__dict__ = module.__dict__
     return fused
 

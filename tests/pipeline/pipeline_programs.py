@@ -18,11 +18,18 @@ NAMESPACE = {"torch": torch, "F": F, "math": math}
 MAX_ELEMENTS = 3000
 MAX_VALUE = 1e3
 SIZES = (3, 2, 5, 4, 1, 7, 8, 12, 33)
-LAYOUTS = ("plain", "plain", "plain", "plain", "transposed", "sliced", "expanded")
+LAYOUTS = (
+    "plain",
+    "plain",
+    "plain",
+    "plain",
+    "transposed",
+    "sliced",
+)  # expanded: rows of equal values, whose norms are all rounding noise
 
 
 class Draw:
-    """Choices from any source of integers: hypothesis (which shrinks towards the first choice) or a seeded generator."""
+    """Choices from any source of integers: hypothesis (which shrinks to the first choice) or a seeded generator."""
 
     def __init__(self, integer: Callable[[int], int]) -> None:
         self.up_to = integer  # an integer from 0 to the argument, both included
@@ -118,7 +125,7 @@ class Writer:
         return spec.name
 
     def emit(self, expression: str) -> str | None:
-        """Add ``v = expression`` and return the name; None (and no line) where its values are unfit for a comparison."""
+        """Add ``v = expression`` and return the name; None (and no line) where its values are unfit to compare."""
         try:
             value = eval(expression, {**NAMESPACE, **self.values})
         except RuntimeError:  # shapes that do not broadcast
@@ -224,7 +231,8 @@ def _move(w: Writer, x: str) -> str:
     if kind == 7:
         return f"torch.cat([{x}, {w.draw.one_of([x, f'torch.tanh({x})', f'{x} * 2'])}], {axis})"
     if kind == 8:
-        return f"{x}.unsqueeze({axis}).expand({(*shape[:axis], 2 + w.draw.up_to(2), *shape[axis:])})"
+        wide = (*shape[:axis], 2 + w.draw.up_to(2), *shape[axis:])  # times a weight: norms of equal values are noise
+        return f"{x}.unsqueeze({axis}).expand({wide}) * {w.argument(wide)}"
     if kind == 9:
         return f"F.pad({x}, ({w.draw.up_to(2)}, {w.draw.up_to(2)}))"
     if kind == 10:
@@ -288,8 +296,8 @@ def _opaque(w: Writer, x: str) -> str:
 
 
 STEPS = (
-    _pointwise, _binary, _norm, _reduce, _move, _dot, _gate, _mix, _pointwise, _binary, _binary, _norm, _norm, _move, _move,
-    _dot, _reduce, _mix, _gate, _opaque,
+    _pointwise, _binary, _norm, _reduce, _move, _dot, _gate, _mix, _pointwise, _binary, _binary, _norm, _norm, _move,
+    _move, _dot, _reduce, _mix, _gate, _opaque,
 )  # fmt: skip
 
 

@@ -51,8 +51,8 @@ def gradients(module: nn.Module) -> dict[str, Tensor]:
 
 def assert_close(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
     assert a.keys() == b.keys()
-    for name in a:
-        torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-5, msg=name)
+    for name, value in a.items():
+        torch.testing.assert_close(value, b[name], rtol=1e-4, atol=1e-5, msg=name)
 
 
 def test_gradients_accumulate() -> None:

@@ -124,7 +124,7 @@ def test_fault_is_found(
     assert compiled is not None
     faulty = plant(FAULTS[name], compiled.artifact("numpy"))
     monkeypatch.setattr(Compiled, "artifact", lambda self, backend: faulty)
-    monkeypatch.setattr(megafuse.api, "compile_captured", lambda *_, **__: compiled)
+    monkeypatch.setattr(megafuse.compiler.engine, "compile_captured", lambda *_, **__: compiled)
     broken = megafuse.fuse(block, x, target="interpret")
     report = report_of(block, x, broken)
     assert not report.ok

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,6 +45,12 @@ class FlatCall:
         )
         modes = tuple(tuple(m.training for m in top.modules()) for top in self.modules)
         return (self.spec, constants, tuple(id(m) for m in self.modules), modes)
+
+
+def without_tensors(call: FlatCall) -> FlatCall:
+    """The same structure holding on to none of the call's tensors (empty ones on the meta device stand for them)."""
+    stand_in = torch.empty(0, device="meta")
+    return replace(call, leaves=tuple(stand_in if isinstance(v, torch.Tensor) else v for v in call.leaves))
 
 
 def constant(value: Any) -> tuple[type, Any]:
@@ -182,6 +188,21 @@ class LeafGetter:
             tensors: list[Any] = [args[i] for i in self._args]  # type: ignore[index]
             return tensors + [table[key] for table, key in self._state]
         return self._general(args, kwargs)
+
+    def put_back(
+        self, tensors: Sequence[torch.Tensor]
+    ) -> tuple[tuple[Any, ...], dict[str, Any], dict[int, torch.Tensor]]:
+        """The reverse of a call: ``(args, kwargs)`` with other tensors in their places, and the module state to swap.
+
+        The last maps ids of the modules' parameters and buffers of now to those among ``tensors``.
+        """
+        given = list(self._call.leaves)
+        for at, tensor in zip((self._call.tensors[int(i)] for i in self._args), tensors, strict=False):
+            given[at] = tensor
+        args, kwargs = pytree.tree_unflatten(given, self._call.spec)
+        state = [table[key] for table, key in self._state]
+        swaps = {id(old): new for old, new in zip(state, tensors[len(self._args) :], strict=True)}
+        return args, kwargs, swaps
 
     def _general(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         flat, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))

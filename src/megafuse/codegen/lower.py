@@ -148,7 +148,7 @@ class _PhaseLowering:
         return Compute(self._name(inst, inst.fn), inst.fn, args, level, inst.dtype, value.dtype)
 
     def _convert(self, inst: Inst, level: Level) -> Statement | None:
-        """A cast; one to 16 bits and back is a single rounding, and the 16-bit value exists only if something stores it."""
+        """A cast; to 16 bits and back is a single rounding, and the 16-bit value exists only if something stores it."""
         arg = inst.args[0]
         if _narrows(inst) and inst not in self.kept:
             return None
@@ -201,8 +201,8 @@ class _PhaseLowering:
     def _looped_passes(self) -> tuple[Pass, ...]:
         """One walk over the columns per level of dependent reductions, then one for what is stored per column.
 
-        A pass holds what its reductions (or stores) need; column values are evaluated again in each pass, values without
-        columns once.
+        A pass holds what its reductions (or stores) need; column values are evaluated again in each pass, values
+        without columns once.
         """
         depth = self.depth
         roots = {r: i for r, i in self.trace.roots.items() if r in self.targets}

@@ -39,18 +39,18 @@ class DeviceSpec:
 
 _H200 = DeviceSpec(
     name="NVIDIA H200", arch=90, sms=132, l2_bytes=50 * 2**20, shared_per_block=227 * 1024, registers_per_sm=65536,
-    max_threads_per_sm=2048, dram_bandwidth=4.3e12, l2_bandwidth=8.0e12, block_bandwidth=2.5e12, fp32_rate=6.0e13, dot_rate_16bit=7.2e14,
-    dot_rate_tf32=3.6e14, dot_rate_fp32=5.0e13, special_rate=4.0e12, launch_seconds=1.3e-6,
+    max_threads_per_sm=2048, dram_bandwidth=4.3e12, l2_bandwidth=8.0e12, block_bandwidth=2.5e12, fp32_rate=6.0e13,
+    dot_rate_16bit=7.2e14, dot_rate_tf32=3.6e14, dot_rate_fp32=5.0e13, special_rate=4.0e12, launch_seconds=1.3e-6,
 )  # fmt: skip
 _A100 = DeviceSpec(
     name="NVIDIA A100", arch=80, sms=108, l2_bytes=40 * 2**20, shared_per_block=163 * 1024, registers_per_sm=65536,
-    max_threads_per_sm=2048, dram_bandwidth=1.7e12, l2_bandwidth=4.0e12, block_bandwidth=1.0e12, fp32_rate=1.9e13, dot_rate_16bit=2.6e14,
-    dot_rate_tf32=1.3e14, dot_rate_fp32=1.8e13, special_rate=2.4e12, launch_seconds=1.6e-6,
+    max_threads_per_sm=2048, dram_bandwidth=1.7e12, l2_bandwidth=4.0e12, block_bandwidth=1.0e12, fp32_rate=1.9e13,
+    dot_rate_16bit=2.6e14, dot_rate_tf32=1.3e14, dot_rate_fp32=1.8e13, special_rate=2.4e12, launch_seconds=1.6e-6,
 )  # fmt: skip
 _B200 = DeviceSpec(
     name="NVIDIA B200", arch=100, sms=148, l2_bytes=126 * 2**20, shared_per_block=227 * 1024, registers_per_sm=65536,
-    max_threads_per_sm=2048, dram_bandwidth=7.2e12, l2_bandwidth=1.2e13, block_bandwidth=4.0e12, fp32_rate=7.4e13, dot_rate_16bit=1.6e15,
-    dot_rate_tf32=8.0e14, dot_rate_fp32=7.0e13, special_rate=4.6e12, launch_seconds=1.3e-6,
+    max_threads_per_sm=2048, dram_bandwidth=7.2e12, l2_bandwidth=1.2e13, block_bandwidth=4.0e12, fp32_rate=7.4e13,
+    dot_rate_16bit=1.6e15, dot_rate_tf32=8.0e14, dot_rate_fp32=7.0e13, special_rate=4.6e12, launch_seconds=1.3e-6,
 )  # fmt: skip
 DEVICES = {90: _H200, 80: _A100, 100: _B200}
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from megafuse.api import Bound, engine_of
-from megafuse.compiler import Compiled
+from megafuse.api import engine_of
+from megafuse.compiler import Bound, Compiled
 from megafuse.core.device import DeviceSpec
 from megafuse.explanation.calls import (
     StepReader,

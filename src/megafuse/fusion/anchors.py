@@ -63,11 +63,11 @@ def choose_anchors(graph: Graph, wanted: Mapping[int, Sequence[int]], extra: Seq
     anchors = Anchors(graph)
     for node in extra:
         _anchor(anchors, node, contiguous_strides(node.shape))
-    for i, node in enumerate(graph.outputs):
-        if node is not None:
-            _anchor_output(anchors, node, tuple(wanted.get(i, contiguous_strides(node.shape))))
+    for i, output in enumerate(graph.outputs):
+        if output is not None:
+            _anchor_output(anchors, output, tuple(wanted.get(i, contiguous_strides(output.shape))))
     for node in graph.nodes:
-        if isinstance(node.attrs, Dot) or isinstance(node.attrs, Opaque):
+        if isinstance(node.attrs, Dot | Opaque):
             for arg in node.args:
                 _anchor_operand(anchors, arg)
         elif isinstance(node.attrs, Reduce):

@@ -1,8 +1,8 @@
 """The cost model: predicted seconds of a nest from its bytes, its arithmetic and its registers.
 
-``time = launch + max(DRAM bytes / bandwidth + cache bytes / L2 bandwidth, results / rate)``. DRAM bytes count each region
-of a buffer once, however many indices read it; cache bytes count the further reads. The model ranks candidates; it is
-never reported as a measurement.
+``time = launch + max(DRAM bytes / bandwidth + cache bytes / L2 bandwidth, results / rate)``. DRAM bytes count each
+region of a buffer once, however many indices read it; cache bytes count the further reads. The model ranks candidates;
+it is never reported as a measurement.
 """
 
 from __future__ import annotations

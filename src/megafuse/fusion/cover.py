@@ -52,8 +52,8 @@ def build_units(graph: Graph, anchors: Anchors) -> Units:
     units = Units()
     materialised = anchors.materialised
     by_node: dict[Node, list[Anchor]] = {}
-    for anchor in anchors.order:
-        by_node.setdefault(anchor.node, []).append(anchor)
+    for one in anchors.order:
+        by_node.setdefault(one.node, []).append(one)
     counter = itertools.count()
     for node in graph.nodes:
         made: list[Anchor | None] = list(by_node.get(node, ()))

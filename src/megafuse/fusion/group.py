@@ -27,9 +27,14 @@ class Group:
     blocks_per_sm: int = 0
 
 
+def single_groups(items: Sequence[Item], device: DeviceSpec) -> list[Group]:
+    """Every item as a kernel of its own."""
+    return [Group((i,), (default_fixed(i.nest),), i.cost.seconds + device.launch_seconds) for i in items]
+
+
 def group_items(search: Search, items: Sequence[Item], device: DeviceSpec) -> list[Group]:
     """Greedily append each item to the latest group that it continues with a gain in predicted time."""
-    groups = [Group((i,), (default_fixed(i.nest),), i.cost.seconds + device.launch_seconds) for i in items]
+    groups = single_groups(items, device)
     changed = True
     while changed:
         changed = False

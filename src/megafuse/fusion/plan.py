@@ -36,7 +36,8 @@ class KernelGroup:
 class Cover:
     """All computation of a graph: nests (grouped into kernels), library dots and opaque calls.
 
-    ``layout`` holds the strides of every value with memory. ``seconds`` is the cost model's prediction of the time outside dots.
+    ``layout`` holds the strides of every value with memory. ``seconds`` is the cost model's prediction of the time
+    outside dots.
     """
 
     graph: Graph

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megafuse.core.device import DeviceSpec
 from megafuse.core.errors import VerifyError
 from megafuse.fusion.anchors import Anchors, choose_anchors
-from megafuse.fusion.cover import Item, Memo, Search, boundaries
-from megafuse.fusion.group import Group, group_items, total_seconds
+from megafuse.fusion.cover import Memo, Search, boundaries
+from megafuse.fusion.group import Group, group_items, single_groups, total_seconds
 from megafuse.fusion.plan import Cover, KernelGroup
 from megafuse.fusion.recompute import recompute_candidates
 from megafuse.ir.graph import Graph, Node
@@ -17,51 +17,95 @@ from megafuse.ir.trace import NestError
 
 MAX_ROUNDS = 4
 MAX_STARTS = 200
+WORTH_STORING = 0.99  # predicted time with the value stored, over the time without, below which it is
 
 
-@dataclass
-class _Attempt:
+@dataclass(frozen=True)
+class CoverOption:
+    """One complete way to cover a graph, before it is chosen. ``seconds``: predicted time outside dots."""
+
+    name: str
+    seconds: float
+    graph: Graph
     anchors: Anchors
     search: Search
-    items: list[Item]
-    groups: list[Group]
+    groups: tuple[Group, ...]
+    decisions: tuple[str, ...]
 
-    @property
-    def seconds(self) -> float:
-        return total_seconds(self.groups)
+    def cover(self) -> Cover:
+        """The cover as data, with the reasons for its boundaries."""
+        items = [i for g in self.groups for i in g.items]
+        number = {id(i): n for n, i in enumerate(items)}
+        groups = tuple(
+            KernelGroup(tuple(number[id(i)] for i in g.items), g.fixed, g.blocks_per_sm) for g in self.groups
+        )
+        return Cover(
+            graph=self.graph,
+            nests=tuple(i.nest for i in items),
+            groups=groups,
+            layout={n: self.anchors.strides(n) for n in self.anchors.materialised},
+            materialised=self.anchors.materialised,
+            boundaries=boundaries(self.search, items),
+            seconds=self.seconds,
+            decisions=self.decisions,
+        )
 
 
-def plan_cover(graph: Graph, wanted: Mapping[int, Sequence[int]], device: DeviceSpec) -> Cover:
-    """Cover ``graph`` with nests.
+def cover_options(graph: Graph, wanted: Mapping[int, Sequence[int]], device: DeviceSpec) -> tuple[CoverOption, ...]:
+    """Ways to cover ``graph`` with nests, for ``select`` to choose from.
 
-    ``wanted[i]``: strides (elements) that output ``i`` must have. Values that several nests would recompute from many
-    loads are given memory one at a time as long as the predicted time falls.
+    ``wanted[i]``: strides (elements) that output ``i`` must have. Each set of stored values is offered with nests as
+    kernels of their own and, where some share outer rows, as phases of one kernel. Values that several nests would
+    recompute from many loads are given memory one at a time as long as the predicted time falls.
     """
     memo: Memo = {}
-    best = _attempt(graph, wanted, device, (), memo)
-    decisions: list[str] = []
+    decisions: tuple[str, ...] = ()
+    best = _options(graph, wanted, device, (), memo, decisions)
+    found = list(best)
     extra: tuple[Node, ...] = ()
     for _ in range(MAX_ROUNDS):
-        for node in recompute_candidates([i.trace for i in best.items]):
+        for node in recompute_candidates([i.trace for g in best[0].groups for i in g.items]):
             if node in extra:
                 continue
-            trial = _attempt(graph, wanted, device, (*extra, node), memo)
-            if trial.seconds < 0.99 * best.seconds:
-                gain = (best.seconds - trial.seconds) * 1e6
-                decisions.append(f"{node!r} is stored once instead of recomputed: {gain:.1f} us less predicted")
-                best, extra = trial, (*extra, node)
+            trial = _options(graph, wanted, device, (*extra, node), memo, decisions)
+            before, after = _least(best), _least(trial)
+            if after < WORTH_STORING * before:
+                gain = (before - after) * 1e6
+                said = f"{node!r} is stored once instead of recomputed: {gain:.1f} us less predicted"
+                decisions, extra = (*decisions, said), (*extra, node)
+                best = [replace(o, decisions=decisions) for o in trial]
+                found.extend(best)
                 break
         else:
             break
-    return _freeze(graph, best, decisions)
+    return tuple(found)
 
 
-def _attempt(
-    graph: Graph, wanted: Mapping[int, Sequence[int]], device: DeviceSpec, extra: tuple[Node, ...], memo: Memo
-) -> _Attempt:
+def _least(options: Sequence[CoverOption]) -> float:
+    return min(o.seconds for o in options)
+
+
+def _options(
+    graph: Graph,
+    wanted: Mapping[int, Sequence[int]],
+    device: DeviceSpec,
+    extra: tuple[Node, ...],
+    memo: Memo,
+    decisions: tuple[str, ...],
+) -> list[CoverOption]:
+    """The options for one set of stored values: separate kernels and, where they differ, phases."""
     anchors, search = _start(graph, wanted, device, extra, memo)
     items = search.run()
-    return _Attempt(anchors, search, items, group_items(search, items, device))
+    stored = f"{len(extra)} values stored, " if extra else ""
+    out: list[CoverOption] = []
+    for name, groups in (
+        ("separate kernels", single_groups(items, device)),
+        ("phases", group_items(search, items, device)),
+    ):
+        if not out or len(groups) != len(out[0].groups):
+            seconds = total_seconds(groups)
+            out.append(CoverOption(stored + name, seconds, graph, anchors, search, tuple(groups), decisions))
+    return out
 
 
 def _start(
@@ -77,19 +121,3 @@ def _start(
                 raise VerifyError(f"a value cannot be computed in any nest: {error}") from error
             extra = (*extra, error.culprit)
     raise VerifyError(f"{MAX_STARTS} values were given memory without reaching a start")
-
-
-def _freeze(graph: Graph, attempt: _Attempt, decisions: list[str]) -> Cover:
-    items = [i for g in attempt.groups for i in g.items]
-    number = {id(i): n for n, i in enumerate(items)}
-    groups = tuple(KernelGroup(tuple(number[id(i)] for i in g.items), g.fixed, g.blocks_per_sm) for g in attempt.groups)
-    return Cover(
-        graph=graph,
-        nests=tuple(i.nest for i in items),
-        groups=groups,
-        layout={n: attempt.anchors.strides(n) for n in attempt.anchors.materialised},
-        materialised=attempt.anchors.materialised,
-        boundaries=boundaries(attempt.search, items),
-        seconds=attempt.seconds,
-        decisions=tuple(decisions),
-    )

@@ -1,8 +1,8 @@
 """Index algebra: affine indices over named axes, and how each move maps an index of its result to one of its argument.
 
-Every tensor dim inside a loop nest is indexed by an :class:`Affine` expression over *atomic* axes. All moves keep indices
-affine as long as axes are fine enough: a reshape that cuts through an axis asks for it to be split (:class:`NeedSplit`),
-after which the whole nest is traced again with the two finer axes.
+Every tensor dim inside a loop nest is indexed by an :class:`Affine` expression over *atomic* axes. All moves keep
+indices affine as long as axes are fine enough: a reshape that cuts through an axis asks for it to be split
+(:class:`NeedSplit`), after which the whole nest is traced again with the two finer axes.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def pull_back(node: Node, index: Index, sizes: Mapping[str, int]) -> list[tuple[
 
 
 def _reshape_index(index: Index, shape: Sequence[int], into: Sequence[int], sizes: Mapping[str, int]) -> Index:
-    """Index under shape ``into``: dims that the reshape leaves alone keep theirs, runs that it cuts anew are re-split."""
+    """Index under shape ``into``: dims that the reshape leaves alone keep theirs, runs that it cuts anew are split."""
     out: list[Affine] = []
     for ours, theirs in _dim_runs(shape, into):
         old, new = shape[ours], into[theirs]
@@ -220,7 +220,7 @@ def _dim_runs(a: Sequence[int], b: Sequence[int]) -> list[tuple[slice, slice]]:
 
 
 def _pull_back_concat(node: Node, index: Index, axis: int) -> list[tuple[Node, Index, tuple[Guard, ...]]]:
-    out = []
+    out: list[tuple[Node, Index, tuple[Guard, ...]]] = []
     start = 0
     for part in node.args:
         moved = tuple(ix.shift(-start) if d == axis else ix for d, ix in enumerate(index))

@@ -36,6 +36,7 @@ class Memory(frozenset[Node]):
     flat: frozenset[Node]
 
     def __new__(cls, nodes: Iterable[Node] = (), flat: Iterable[Node] = ()) -> Memory:
+        """The set ``nodes``, of which ``flat`` are contiguous."""
         self = super().__new__(cls, nodes)
         self.flat = frozenset(flat)
         return self

@@ -107,7 +107,7 @@ def layout_for(node: Node, strides: Sequence[int]) -> tuple[int, ...] | None:
     """
     base = view_base(node)
     try:
-        dims, index, sizes = index_into_base(node)
+        dims, index, _ = index_into_base(node)
     except NotAffine:
         return None
     step = {a.name: s for dim, stride in zip(dims, strides, strict=True) for a, s in _axis_strides(dim, stride)}

@@ -141,7 +141,7 @@ class KernelMaker:
         for a in loop:
             size *= a.size
         chunks = max(1, -(-size // tile.rows_per_chunk))
-        stores = []
+        stores: list[tuple[Root, Node, Affine]] = []
         for root in trace.nest.roots:
             if not root.by_rows:
                 stores.extend(self._store(root))

@@ -52,8 +52,8 @@ def finisher_nests(
 ) -> tuple[list[Trace], list[Nest]]:
     """Nests that sum partials, together with the followers that want nothing else.
 
-    ``needed``: reductions that others read too, so that the sum itself must be stored. Followers with the same shape and
-    the same number of partials share a nest.
+    ``needed``: reductions that others read too, so that the sum itself must be stored. Followers with the same shape
+    and the same number of partials share a nest.
 
     Returns:
         (finishers, followers that could not join one).

@@ -1,4 +1,4 @@
-"""The schedule stage: cover -> step. Kernels with tiles, buffers with layouts, calls in order, frees as early as can be."""
+"""The schedule stage: cover -> step. Kernels with tiles, buffers with layouts, calls in order, early frees."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ class _StepBuilder:
 
 
 def wanted_strides(graph: Graph, out_strides: Sequence[tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
-    """Strides that outputs must have: the reference's for the module's, those of the input (where dense) for gradients."""
+    """Strides that outputs must have: the reference's for the module's, the input's (where dense) for gradients."""
     wanted = dict(enumerate(out_strides))
     for k, position in enumerate(graph.grad_of):
         node = graph.inputs[position]

@@ -60,7 +60,7 @@ def split_columns(n: int) -> tuple[int, ...]:
     full = next_power_of_two(n)
     if full == n or n <= SMALL_ROW:
         return (max(full, 1),)
-    options = [(full,)]
+    options: list[tuple[int, ...]] = [(full,)]
     width = full // 2
     while width >= 64 and math.ceil(n / width) <= MAX_PIECES:
         options.append((width,) * math.ceil(n / width))

@@ -78,6 +78,7 @@ class MLPMixerBlock(nn.Module):
 
 
 def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """``x * (1 + scale) + shift``, with shift and scale [B,D] broadcast over the tokens of x [B,T,D]."""
     return x * (1 + scale.unsqueeze(1)) + shift.unsqueeze(1)
 
 

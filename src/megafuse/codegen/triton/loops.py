@@ -94,7 +94,8 @@ def _row_loop(body: Body, num_stages: int) -> None:
         if isinstance(item.statement, ColReduce):
             check_running(frame, item.statement)
             running[item.statement.acc] = Running(body, item.statement)
-    hoisted = frozenset(id(item.statement) for item in items if _rowless(item) and frame.phase.hoist and not frame.phase.col_block)
+    hoist = frame.phase.hoist and not frame.phase.col_block
+    hoisted = frozenset(id(item.statement) for item in items if hoist and _rowless(item))
     write_group(body, [item for item in items if id(item.statement) in hoisted], {})
     for reduction in running.values():
         reduction.start()

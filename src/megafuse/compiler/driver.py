@@ -1,6 +1,6 @@
 """The driver: every stage in order. The only module that knows more than one of them.
 
-capture -> rewrite -> cover -> step -> tile programs -> text
+capture -> rewrite -> covers -> select -> step -> tile programs -> text
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from megafuse.codegen.triton import print_kernel as print_triton
 from megafuse.core.device import DeviceSpec
 from megafuse.core.errors import InputError
 from megafuse.fusion.plan import Cover
-from megafuse.fusion.planner import plan_cover
+from megafuse.fusion.planner import CoverOption, cover_options
 from megafuse.ir.copies import with_copies
 from megafuse.ir.graph import Graph
 from megafuse.ir.rewrite import rewrite
@@ -30,6 +30,7 @@ from megafuse.ir.rules_concat import CONCAT_RULES
 from megafuse.ir.verify import verify
 from megafuse.schedule.step import build_step, wanted_strides
 from megafuse.schedule.types import Step
+from megafuse.select.choose import Selection, select
 
 PRINTERS: dict[str, Callable[[TileProgram], KernelSource]] = {"triton": print_triton, "numpy": print_numpy}
 
@@ -44,6 +45,7 @@ class Compiled:
     step: Step
     programs: tuple[TileProgram, ...]
     device: DeviceSpec
+    selection: Selection
     seconds: dict[str, float] = field(default_factory=dict, compare=False)
 
     def artifact(self, backend: str) -> Artifact:
@@ -92,10 +94,13 @@ def compile_captured(captured: Captured, device: DeviceSpec, clock: _Clock | Non
     graph: Graph = clock.time("rewrite", rewrite, captured.graph, (*SIMPLIFY, *CONCAT_RULES), "simplify")
     verify(graph)
     graph = with_copies(graph, captured.out_alias)
-    cover: Cover = clock.time("fusion", plan_cover, graph, wanted_strides(graph, captured.out_strides), device)
+    wanted = wanted_strides(graph, captured.out_strides)
+    options: tuple[CoverOption, ...] = clock.time("fusion", cover_options, graph, wanted, device)
+    selection = select([o.name for o in options], {o.name: o.seconds for o in options})
+    cover = next(o for o in options if o.name == selection.chosen).cover()
     step: Step = clock.time("schedule", build_step, cover, device)
     programs = clock.time("codegen", _lower, step)
-    return Compiled(captured, graph, cover, step, programs, device, clock.seconds)
+    return Compiled(captured, graph, cover, step, programs, device, selection, clock.seconds)
 
 
 def _lower(step: Step) -> tuple[TileProgram, ...]:
