@@ -50,7 +50,7 @@ class Case:
     program: TileProgram
     inputs: Arrays
     expected: Mapping[str, np.ndarray]
-    tolerance: float = 0.0  # 0: by the type of the output
+    tolerance: float = 0.0  # 0: by the type of the output; codegen_running.EXACT: none
 
     def arrays(self) -> Arrays:
         """Fresh flat arrays for a run: copies of the inputs, outputs filled with garbage."""

@@ -15,6 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from codegen_blocks import Case
+from codegen_joint import joint_cases, rounding_cases
 from codegen_maps import map_cases
 from codegen_programs import cases, other_cases
 from codegen_running import entry
@@ -59,8 +60,13 @@ def compile_case(case: Case, folder: Path) -> dict[str, Any]:
     return {**found, **resources(compiled.asm["cubin"], folder)}
 
 
+def every_case() -> list[Case]:
+    """What is compiled: bf16 programs, and those on other types."""
+    return [*cases(DType.BF16), *joint_cases(DType.BF16), *rounding_cases(DType.BF16), *other_cases(), *map_cases()]
+
+
 def main() -> None:
-    every = [*cases(DType.BF16), *other_cases(), *map_cases()]
+    every = every_case()
     chosen = [case for case in every if not sys.argv[1:] or case.name in sys.argv[1:]]
     with tempfile.TemporaryDirectory() as folder:
         for case in chosen:

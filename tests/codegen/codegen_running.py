@@ -18,6 +18,7 @@ from megafuse.core.dtypes import DType
 
 HERE = Path(__file__).parent
 SRC = HERE.parent.parent / "src"
+EXACT = -1.0  # a tolerance: nothing but equal values will do
 EPS = {DType.F64: 2.0**-45, DType.F32: 4e-6, DType.F16: 2.0**-10, DType.BF16: 2.0**-7}
 
 
@@ -53,6 +54,9 @@ def worker(script: str, *args: str, **environment: str) -> str:
 def difference(got: np.ndarray, want: np.ndarray, dtype: DType, tolerance: float = 0.0) -> str:
     """Empty when ``got`` is ``want`` (NaN and infinities alike), else what differs."""
     want = np.asarray(want).reshape(-1)
+    if tolerance == EXACT:
+        bad = ~((got == want) & (np.signbit(got) == np.signbit(want)) | (np.isnan(got) & np.isnan(want)))
+        return f"{got[bad][:5]} != {want[bad][:5]}" if bad.any() else ""
     if not dtype.is_float:
         bad = got.astype(np.int64) != want.astype(np.int64)
         return f"{got[bad][:5]} != {want[bad][:5]}" if bad.any() else ""

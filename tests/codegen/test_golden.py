@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from codegen_joint import joint_cases, rounding_cases
 from codegen_maps import map_cases
 from codegen_programs import cases, other_cases
 from megafuse.codegen.numpy import print_kernel as print_numpy
@@ -16,7 +18,15 @@ from megafuse.codegen.triton import print_kernel as print_triton
 from megafuse.core.dtypes import DType
 
 GOLDEN = Path(__file__).parent / "golden"
-CASES = {case.name: case for case in (*cases(DType.BF16), *cases(DType.F32), *other_cases(), *map_cases())}
+FLOATS = (DType.BF16, DType.F32)
+EVERY = (
+    *(case for dtype in FLOATS for case in (*cases(dtype), *joint_cases(dtype))),
+    *rounding_cases(DType.BF16),
+    *other_cases(),
+    *map_cases(),
+)
+CASES = {case.name: case for case in EVERY}
+RUFF = shutil.which("ruff", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
 NAMES = (
     "layer_norm_bf16_1280",
     "layer_norm_backward_bf16_1197_4",
@@ -46,12 +56,12 @@ def test_no_golden_file_is_left_over():
     }
 
 
-@pytest.mark.skipif(shutil.which("ruff") is None, reason="needs ruff")
+@pytest.mark.skipif(RUFF is None, reason="needs ruff")
 def test_all_texts_are_formatted(tmp_path: Path):
     for name, case in CASES.items():
         for backend, printer in PRINTERS.items():
             (tmp_path / f"{name}_{backend}.py").write_text(printer(case.program).text)
-    command = ["ruff", "format", "--check", "--isolated", "--line-length", "120", str(tmp_path)]
+    command = [str(RUFF), "format", "--check", "--isolated", "--line-length", "120", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 

@@ -10,13 +10,20 @@ import pytest
 import torch
 
 from codegen_blocks import Case
+from codegen_joint import joint_cases, rounding_cases
 from codegen_maps import map_cases
 from codegen_programs import cases, other_cases
 from codegen_running import differences, entry
 from megafuse.codegen.triton import print_kernel
 from megafuse.core.dtypes import DType
 
-EVERY = [*cases(DType.F32), *cases(DType.F16), *cases(DType.BF16), *other_cases(), *map_cases()]
+FLOATS = (DType.F32, DType.F16, DType.BF16)
+EVERY = [
+    *(case for dtype in FLOATS for case in (*cases(dtype), *joint_cases(dtype))),
+    *(case for through in (DType.BF16, DType.F16) for case in rounding_cases(through)),
+    *other_cases(),
+    *map_cases(),
+]
 
 
 def to_device(array: np.ndarray) -> torch.Tensor:

@@ -7,13 +7,23 @@ from pathlib import Path
 import pytest
 
 from codegen_blocks import Case
+from codegen_joint import joint_cases, rounding_cases
 from codegen_maps import map_cases
 from codegen_programs import cases, other_cases
 from codegen_running import differences, entry, worker
 from megafuse.codegen.numpy import print_kernel as print_numpy
+from megafuse.codegen.triton import print_kernel as print_triton
 from megafuse.core.dtypes import DType
+from megafuse.core.errors import TargetError
+from megafuse.runtime.shim import interpreted_launcher
 
-EVERY = [*cases(DType.F32), *cases(DType.F16), *cases(DType.BF16), *other_cases(), *map_cases()]
+FLOATS = (DType.F32, DType.F16, DType.BF16)
+EVERY = [
+    *(case for dtype in FLOATS for case in (*cases(dtype), *joint_cases(dtype))),
+    *(case for through in (DType.BF16, DType.F16) for case in rounding_cases(through)),
+    *other_cases(),
+    *map_cases(),
+]
 
 
 @pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
@@ -35,7 +45,14 @@ def test_the_comparison_sees_a_wrong_value(tmp_path: Path):
     assert differences(arrays, case.expected, {p.name: p.dtype for p in case.program.params}, 0.0)
 
 
+def test_the_interpreter_refuses_roundings_to_bf16(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    for case in rounding_cases(DType.BF16):
+        with pytest.raises(TargetError, match="rounds to bf16 in assembly, which Triton's interpreter cannot run"):
+            interpreted_launcher(print_triton(case.program))
+
+
 def test_triton_texts_match_the_reference_under_the_interpreter():
+    every_case = pytest.importorskip("codegen_interpret", reason="needs triton").every_case
     printed = worker("codegen_interpret.py", TRITON_INTERPRET="1")
-    count = len(cases(DType.F32)) + len(cases(DType.F16)) + len(other_cases()) + len(map_cases())
-    assert printed.split("\n")[:-1] == [f"ran {count}"]
+    assert printed.split("\n")[:-1] == [f"ran {len(every_case())}"]

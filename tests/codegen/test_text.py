@@ -8,6 +8,7 @@ import math
 import pytest
 
 from codegen_blocks import COL, ROW, SCALAR, TILE, Block, index, param
+from codegen_joint import reloaded as reloaded_case
 from codegen_programs import cases
 from megafuse.codegen.affine import Run, bounds, needed, runs
 from megafuse.codegen.names import Namer
@@ -74,6 +75,93 @@ def test_column_values_are_computed_before_the_row_loop():
     params = (param("g", DType.BF16, (64,)), param("x", F32, (8, 64)), param("y", F32, (8, 64), True))
     text = print_triton(one_phase(block, params)).text
     assert text.index("g_ptr + col") < text.index("for first_row") < text.index("x_ptr + row")
+
+
+def test_column_values_are_loaded_again_where_registers_are_short():
+    hoisted, reloaded = (print_triton(case.program).text for case in (cases(F32)[4], reloaded_case(F32)))
+    assert hoisted.index("tl.load(gamma_ptr") < hoisted.index("for first_row") < hoisted.index("tl.load(x_ptr")
+    assert reloaded.index("for first_row") < reloaded.index("tl.load(gamma_ptr")
+
+
+@pytest.mark.parametrize(
+    ("count", "cols", "pieces", "calls"),
+    [
+        (1, 64, (64,), ["s1 = tl.sum(x, 1, keep_dims=True)"]),
+        (2, 64, (64,), ["s1, s2 = tl.reduce((x, x2), 1, _sum2, keep_dims=True)"]),
+        (
+            3,
+            96,
+            (64, 32),
+            [
+                "s1_part, s2_part, s3_part = tl.reduce((x_0, x2_0, x3_0), 1, _sum3, keep_dims=True)",
+                "s1_part_v2, s2_part_v2, s3_part_v2 = tl.reduce((x_1, x2_1, x3_1), 1, _sum3, keep_dims=True)",
+                "s1 = s1_part + s1_part_v2",
+                "s3 = s3_part + s3_part_v2",
+            ],
+        ),
+        (
+            2,
+            96,
+            (32, 32, 32),
+            [
+                "x_all = x_0 + x_1 + x_2",
+                "x2_all = x2_0 + x2_1 + x2_2",
+                "s1, s2 = tl.reduce((x_all, x2_all), 1, _sum2, keep_dims=True)",
+            ],
+        ),
+        (9, 64, (64,), ["part, part_v2", "_sum8, keep_dims=True)", "s9 = tl.sum(x9, 1, keep_dims=True)"]),
+    ],
+)
+def test_sums_side_by_side_are_one_reduction(count, cols, pieces, calls):
+    text = print_triton(side_by_side(count, cols, pieces)).text
+    assert [call for call in calls if call not in text] == []
+    assert text.count("tl.reduce(") == (0 if count == 1 else len(pieces) if len(set(pieces)) > 1 else 1)
+    assert text.count("tl.sum(") == (count in (1, 9))
+    assert text.count("def _sum") == (count > 1)
+
+
+def side_by_side(count, cols, pieces, fn="sum", dtype=F32):
+    """``count`` reductions, of ``x``, ``x * x`` and so on."""
+    block = Block()
+    powers = [block.load("x", "x", index(r=cols, c=1), TILE, dtype)]
+    for n in range(2, count + 1):
+        powers.append(block.map(f"x{n}", "mul", powers[-1], "x", arg=dtype, out=dtype))
+    for n, power in enumerate(powers, 1):
+        block.reduce(f"s{n}", fn, power, TILE, dtype)
+    for n in range(1, count + 1):
+        block.store("y", index(n - 1, r=count), f"s{n}", ROW, dtype)
+    params = (param("x", dtype, (8, cols)), param("y", dtype, (8, count), True))
+    return one_phase(block, params, cols=(Axis("c", cols),), pieces=pieces)
+
+
+def test_only_sums_of_one_type_are_done_together():
+    assert "(x, x2), " not in print_triton(side_by_side(2, 64, (64,), "max")).text
+    assert "(x, x2), " not in print_triton(side_by_side(2, 64, (64,), "sum", DType.I8)).text
+    assert "(x, x2), 1, _sum2" in print_triton(side_by_side(2, 64, (64,), "sum", DType.I64)).text
+
+
+def test_a_sum_that_needs_another_is_not_joined_with_it():
+    text = print_triton(cases(F32)[0].program).text  # the variance needs the mean
+    assert text.count("tl.sum(") == 4 and "tl.reduce(" not in text
+
+
+def through(dtype, middle, **changes):
+    block = Block()
+    block.load("x", "x", index(r=64, c=1), TILE, dtype)
+    block.items.append(Convert("y", "x", TILE, F32, F32, middle))
+    block.store("y", index(r=64, c=1), "y", TILE, F32)
+    return one_phase(block, (param("x", dtype, (8, 64)), param("y", F32, (8, 64), True)), **changes)
+
+
+def test_roundings_on_the_way():
+    text = print_triton(through(F32, DType.BF16, pieces=(32, 32))).text
+    assert text.count("def _round_bf16(x):") == 1
+    assert "y_0 = _round_bf16(x_0)\n" in text and "y_1 = _round_bf16(x_1)\n" in text
+    text = print_triton(through(F32, DType.F16)).text
+    assert "y = x.to(tl.float16).to(tl.float32)\n" in text and "asm" not in text
+    text = print_numpy(through(F32, DType.BF16)).text
+    assert "y = x.astype(ml_dtypes.bfloat16).astype(np.float32)\n" in text
+    assert "_round_bf16" not in print_triton(copy(dtype=DType.BF16)).text, "a store rounds as it converts"
 
 
 def test_strides_that_run_together_need_no_division():

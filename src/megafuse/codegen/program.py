@@ -20,6 +20,7 @@ import math
 from dataclasses import dataclass
 
 from megafuse.core.dtypes import DType
+from megafuse.core.errors import VerifyError
 from megafuse.ir.index import Affine, Axis, Guard
 
 
@@ -178,6 +179,13 @@ class Phase:
     col_block: int = 0
     col_grid: bool = False
     hoist: bool = True  # keep values without rows in registers over the row loop (else they are loaded again)
+
+    def __post_init__(self) -> None:
+        odd = [n for n in (self.row_tile, *self.pieces, self.col_block or 1) if n & (n - 1) or n < 1]
+        if odd:
+            raise VerifyError(f"{self.title}: tile sizes {odd} are not powers of two")
+        if self.rows_per_chunk % self.row_tile:
+            raise VerifyError(f"{self.title}: chunks of {self.rows_per_chunk} rows cut tiles of {self.row_tile} rows")
 
     @property
     def loop_size(self) -> int:

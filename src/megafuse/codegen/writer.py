@@ -86,8 +86,18 @@ class Writer:
             self.line(f"    {flat}")
         else:
             for arg in args:
-                self.line(f"    {arg},")
+                self._argument(arg, room - 5)
         self.line(tail)
+
+    def _argument(self, arg: str, room: int) -> None:
+        """One argument on lines of its own; a tuple that does not fit gets a line per element."""
+        if len(arg) <= room or not arg.startswith("("):
+            self.line(f"    {arg},")
+            return
+        self.line("    (")
+        for element in _split(arg[1:-1], (",",)):
+            self.line(f"        {element.strip()},")
+        self.line("    ),")
 
     def assign(self, name: str, value: str) -> None:
         """``name = value``; a value too long for one line is broken inside its call, or before its operators."""

@@ -63,8 +63,8 @@ def interpreted_launcher(source: KernelSource) -> Launcher:
     """``launch(*tensors)`` on CPU tensors through Triton's interpreter: fp64, fp32, fp16 and integers.
 
     Raises:
-        TargetError: the process was not started with ``TRITON_INTERPRET=1``, or the kernel has bf16 arguments, on which
-            Triton's interpreter computes wrong numbers without a word.
+        TargetError: the process was not started with ``TRITON_INTERPRET=1``; the kernel has bf16 arguments, on which
+            Triton's interpreter computes wrong numbers without a word; or it contains assembly, which needs a GPU.
     """
     if not interpreting():
         raise TargetError(
@@ -75,6 +75,11 @@ def interpreted_launcher(source: KernelSource) -> Launcher:
         raise TargetError(
             f"kernel {source.entry}: Triton's interpreter is wrong in bf16 (arguments {', '.join(wrong)})",
             hint="interpret in fp32 or fp16, or use the kernel's NumPy text, which is right in bf16",
+        )
+    if "inline_asm" in source.text:
+        raise TargetError(
+            f"kernel {source.entry}: it rounds to bf16 in assembly, which Triton's interpreter cannot run",
+            hint="use the kernel's NumPy text, which rounds the same way",
         )
     kernel = _entry(source)
     if 0 in source.grid:

@@ -51,6 +51,11 @@ def next_power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
+def power_of_two_below(n: int) -> int:
+    """Largest power of two that is at most ``n`` (1 for ``n`` below 1)."""
+    return 1 << max(0, n.bit_length() - 1) if n > 0 else 1
+
+
 def split_columns(n: int) -> tuple[int, ...]:
     """Power-of-two widths that cover ``n`` columns: 1280 is five of 256, not 2048.
 
@@ -134,7 +139,8 @@ def choose_tile(request: TileRequest, device: DeviceSpec) -> Tile:
         registers = BASE_REGISTERS + per_element * elements / (32 * warps)
         waves = 1 if stages > 1 else UNPIPELINED_WAVES
         chunk = _rows_per_chunk(loop_rows, rows, fixed_rows * columns, warps, registers, device, waves)
-        chunk = max(1, round(chunk / request.chunk_unit)) * request.chunk_unit
+        unit = math.lcm(rows, request.chunk_unit)
+        chunk = max(1, round(chunk / unit)) * unit
     stages = stages if chunk > rows else 1
     return Tile(rows, chunk, shape.pieces, shape.col_block, shape.col_grid, warps, stages, True, shape.why)
 
@@ -186,7 +192,7 @@ def _whole_rows(trace: Trace, along_rows: bool, looped: bool, whole_loop: bool, 
     width = sum(pieces)
     most = 32 * MAX_WARPS * (LOOP_REGISTERS - BASE_REGISTERS) / _values(trace, (), looped)
     if along_rows:
-        rows = max(ROW_CONTIGUOUS_TILE, MIN_TILE // width)
+        rows = max(ROW_CONTIGUOUS_TILE, power_of_two_below(MIN_TILE // width))
         while rows > MIN_ROW_RUN and loop_rows // rows < FULL_GRID:
             rows //= 2
         if rows * width > most and not looped:
@@ -197,7 +203,7 @@ def _whole_rows(trace: Trace, along_rows: bool, looped: bool, whole_loop: bool, 
     if width > most and not any(r.by_rows for r in trace.nest.roots):
         block = min(next_power_of_two(cols), FREE_TILE // 2)
         return _Shape(1, (block,), block, False, "a row exceeds the registers; walked in blocks")
-    rows = max(1, (BLOCK_TILE if whole_loop else MIN_TILE) // width)
+    rows = power_of_two_below((BLOCK_TILE if whole_loop else MIN_TILE) // width)
     return _Shape(rows, pieces, 0, False, "whole rows in registers")
 
 

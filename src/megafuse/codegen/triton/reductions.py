@@ -6,6 +6,7 @@ import functools
 
 from megafuse.codegen.program import ColReduce, Level, RowReduce
 from megafuse.codegen.triton.frame import Frame
+from megafuse.codegen.triton.helpers import MOST_SUMS
 from megafuse.codegen.triton.ops import template
 from megafuse.codegen.triton.statements import Body
 from megafuse.codegen.triton.values import TYPES, convert, literal, neutral, plain_literal
@@ -15,6 +16,7 @@ from megafuse.core.dtypes import DType
 _COMBINE = {"max": "_max", "min": "_min", "prod": "_prod"}
 _SMALL = (DType.BOOL, DType.I8, DType.I16, DType.U8)  # reduced as int32
 _PARTS = 96  # longer sums of per-piece reductions get a line per piece
+_TARGETS = 40  # joint sums whose names have more letters are unpacked into short names
 
 
 def held(dtype: DType) -> DType:
@@ -59,29 +61,40 @@ def final(text: str, dtype: DType) -> str:
 
 
 def can_join(node: RowReduce) -> bool:
-    """Sums of tiles can be done several at once; one exchange between warps then serves all."""
-    return node.fn == "sum" and node.src_level is Level.TILE
+    """Sums of tiles can be done several at once; one exchange between warps then serves all.
+
+    Not those of small types, whose totals are of another type than the partial results.
+    """
+    return node.fn == "sum" and node.src_level is Level.TILE and node.dtype not in _SMALL
 
 
 def row_reduces(body: Body, nodes: list[RowReduce]) -> None:
     """Reductions over the columns held in the tile, done together."""
-    if len(nodes) == 1 and not has_cols(body.values[nodes[0].src].level):
-        _constant_reduce(body, nodes[0], result_level(nodes[0]))
-        return
+    for at in range(0, len(nodes), MOST_SUMS):
+        some = nodes[at : at + MOST_SUMS]
+        if len(some) > 1:
+            _joint_reduce(body, some)
+        elif has_cols(body.values[some[0].src].level):
+            _single_reduce(body, some[0], _folded(body, some[0]))
+        else:
+            _constant_reduce(body, some[0], result_level(some[0]))
+
+
+def _joint_reduce(body: Body, nodes: list[RowReduce]) -> None:
+    """Sums of tiles, all pieces of one width in one reduction."""
     parts = [_folded(body, node) for node in nodes]
     names = [body.define(node.dst, result_level(node), node.dtype).names[0] for node in nodes]
-    axis = 1 if result_level(nodes[0]) is Level.ROW else None
-    if len(nodes) == 1:
-        _single_reduce(body, nodes[0], names[0], parts[0], axis)
-        return
+    short = sum(map(len, names)) < _TARGETS
     totals = []
-    for piece in range(len(parts[0])):
-        targets = names if len(parts[0]) == 1 else [body.namer.claim(f"{n}_part", 1)[0] for n in names]
-        operands = ", ".join(part[piece] for part in parts)
-        call = f"tl.reduce(({operands}), {axis}, _sum{len(nodes)}, keep_dims=True)"
-        body.writer.line(f"{', '.join(targets)} = {call}")
+    for operands in zip(*parts, strict=True):
+        if len(parts[0]) == 1 and short:
+            targets = names
+        else:
+            targets = [body.namer.one(f"{name}_part" if short else "part") for name in names]
+        args = [f"({', '.join(operands)})", "1", f"_sum{len(nodes)}", "keep_dims=True"]
+        body.writer.call(f"{', '.join(targets)} = tl.reduce(", args)
         totals.append(targets)
-    if len(totals) > 1:
+    if totals[0] is not names:
         for name, summands in zip(names, zip(*totals, strict=True), strict=True):
             body.writer.assign(name, " + ".join(summands))
 
@@ -97,7 +110,9 @@ def _folded(body: Body, node: RowReduce) -> list[str]:
     return texts
 
 
-def _single_reduce(body: Body, node: RowReduce, name: str, texts: list[str], axis: int | None) -> None:
+def _single_reduce(body: Body, node: RowReduce, texts: list[str]) -> None:
+    name = body.define(node.dst, result_level(node), node.dtype).names[0]
+    axis = 1 if result_level(node) is Level.ROW else None
     parts = [reduced(node.fn, text, axis) for text in texts]
     if sum(map(len, parts)) > _PARTS and len(parts) > 1:
         names = body.namer.claim(f"{name}_part", len(parts))
