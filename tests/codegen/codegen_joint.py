@@ -63,7 +63,7 @@ def rounding(through: DType, rows: int, cols: int, pieces: tuple[int, ...]) -> C
 
 def reloaded(dtype: DType) -> Case:
     """A backward of layer norm whose weight is loaded again in every row tile."""
-    case = layer_norm_backward(dtype, 11, 20, (16, 4), 2, 5)
+    case = layer_norm_backward(dtype, 11, 20, (16, 4), 2, 4)
     phases = tuple(dataclasses.replace(phase, hoist=False) for phase in case.program.phases)
     name = f"{case.name}_reloaded"
     return dataclasses.replace(case, name=name, program=dataclasses.replace(case.program, name=name, phases=phases))

@@ -129,7 +129,9 @@ def mixing(dtype: DType, batch: int, tokens: int, heads: int, width: int, padded
     b.store("mean", index(b=tokens, t=1), "mean", ROW, F32)
     b.store("rstd", index(b=tokens, t=1), "rstd", ROW, F32)
     fixed = (Axis("b", batch),)
-    first = Phase("statistics", fixed, (Axis("t", tokens),), (Axis("c", dim),), 2, tokens, b.done(), (padded[0],))
+    first = Phase(
+        "statistics", fixed, (Axis("t", tokens),), (Axis("c", dim),), 2, tokens + tokens % 2, b.done(), (padded[0],)
+    )
     g = Block()
     g.note("src[block.py:40]: mixed = mix(norm(x))")
     g.load("x", "x", index(b=tokens * dim, t=dim, h=width, j=1), TILE, dtype)
@@ -287,7 +289,7 @@ def reductions(dtype: DType, fixed: int, looped: bool) -> Case:
     outs: list[tuple[str, tuple[int, ...], np.ndarray]] = []
     x = _reduction_input(dtype, (fixed, 2, rows, cols))
     v, s = _reduction_input(dtype, (cols,)), _reduction_input(dtype, (fixed,))
-    chunk = 4 if not looped else rows
+    chunk = tile if not looped else 2 * tile
     spans = [slice(i, i + chunk) for i in range(0, rows, chunk)]
     place = {"f": 2 * len(spans), "g": len(spans), "chunk": 1}
     fns: dict[str, Callable[..., np.ndarray]] = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
@@ -342,7 +344,7 @@ def cases(dtype: DType, narrow: bool = False) -> list[Case]:
         layer_norm(dtype, 9, 20, (32,), 4, 4),
         layer_norm(dtype, 5, odd, pieces, 1, 5),
         layer_norm_backward(dtype, 11, whole, pieces, 1, 3),
-        layer_norm_backward(dtype, 11, 20, (16, 4), 2, 5),
+        layer_norm_backward(dtype, 11, 20, (16, 4), 2, 4),
         layer_norm_backward(dtype, 13, odd, pieces, 4, 8, stages=2),
         mixing(dtype, 3, 4, 2, 8, (16, 32)),
         mixing(dtype, 2, 3, 4, 5, (32, 16)),

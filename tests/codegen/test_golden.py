@@ -35,6 +35,8 @@ NAMES = (
     "gelu_bf16_150",
     "concat_pad_f32",
     "reductions_f64_looped",
+    "joint_sums_bf16_4_16_16_16",
+    "rounding_bf16_20",
     "maps_f32",
 )
 PRINTERS = {"triton": print_triton, "numpy": print_numpy}

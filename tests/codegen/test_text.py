@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 
 from codegen_blocks import COL, ROW, SCALAR, TILE, Block, index, param
+from codegen_joint import joint_sums
 from codegen_joint import reloaded as reloaded_case
 from codegen_programs import cases
 from megafuse.codegen.affine import Run, bounds, needed, runs
@@ -18,6 +20,7 @@ from megafuse.codegen.triton import print_kernel as print_triton
 from megafuse.codegen.triton.values import literal
 from megafuse.codegen.writer import Writer
 from megafuse.core.dtypes import DType
+from megafuse.core.errors import VerifyError
 
 F32 = DType.F32
 
@@ -47,17 +50,25 @@ def test_wide_buffers_have_64_bit_offsets_where_terms_are_large():
 
 def test_masks_stand_only_where_they_matter():
     assert "mask" not in print_triton(copy()).text
-    assert "row_mask = row < 8" in print_triton(copy(rows_per_chunk=3)).text.replace(
-        "tl.minimum((chunk + 1) * 3, 8)", "8"
-    )
+    assert "row_mask = row < 8" in print_triton(copy(rows_per_chunk=6)).text
     ragged = print_triton(copy(cols=(Axis("c", 60),))).text
     assert "mask=col_mask, other=0.0" in ragged
     assert "row_mask" not in ragged
 
 
-def test_tiles_that_do_not_divide_the_chunk_stop_at_its_end():
-    text = print_triton(copy(rows_per_chunk=3)).text
-    assert "row_mask = row < tl.minimum((chunk + 1) * 3, 8)" in text
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rows_per_chunk": 3}, "p: chunks of 3 rows cut tiles of 2 rows"),
+        ({"row_tile": 3, "rows_per_chunk": 3}, "p: tile sizes \\[3\\] are not powers of two"),
+        ({"pieces": (48, 16)}, "p: tile sizes \\[48\\]"),
+        ({"col_block": 24, "pieces": (32,)}, "p: tile sizes \\[24\\]"),
+        ({"row_tile": 0}, "p: tile sizes \\[0\\]"),
+    ],
+)
+def test_tiles_are_powers_of_two_and_chunks_whole_tiles(changes: dict[str, Any], message: str):
+    with pytest.raises(VerifyError, match=message):
+        copy(**changes)
 
 
 def test_one_chunk_walks_from_row_zero():
@@ -109,7 +120,7 @@ def test_column_values_are_loaded_again_where_registers_are_short():
                 "s1, s2 = tl.reduce((x_all, x2_all), 1, _sum2, keep_dims=True)",
             ],
         ),
-        (9, 64, (64,), ["part, part_v2", "_sum8, keep_dims=True)", "s9 = tl.sum(x9, 1, keep_dims=True)"]),
+        (9, 64, (64,), ["s7, s8 = tl.reduce(", "_sum8, keep_dims=True)", "s9 = tl.sum(x9, 1, keep_dims=True)"]),
     ],
 )
 def test_sums_side_by_side_are_one_reduction(count, cols, pieces, calls):
@@ -132,6 +143,12 @@ def side_by_side(count, cols, pieces, fn="sum", dtype=F32):
         block.store("y", index(n - 1, r=count), f"s{n}", ROW, dtype)
     params = (param("x", dtype, (8, cols)), param("y", dtype, (8, count), True))
     return one_phase(block, params, cols=(Axis("c", cols),), pieces=pieces)
+
+
+def test_many_sums_go_by_short_names_first():
+    text = print_triton(joint_sums(F32, 9, 37, (32, 8)).program).text
+    assert "part, part_v2, part_v3, part_v4, part_v5, part_v6, part_v7, part_v8 = tl.reduce(" in text
+    assert "sum_x = part + part_v9\n" in text and "sum_x8 = part_v8 + part_v16\n" in text
 
 
 def test_only_sums_of_one_type_are_done_together():

@@ -9,6 +9,7 @@ from megafuse.ir.nest import Nest, Root, Space
 from megafuse.ir.trace import Memory, NestError, Trace, trace_nest
 
 MAX_SPLITS = 8
+ENOUGH = 2  # legal joins of one pair to compare; they come best evidence first
 
 
 def merge_nests(first: Trace, second: Trace, materialised: Memory) -> list[Trace]:
@@ -51,9 +52,13 @@ def _try_merges(
             continue
         for space in _spaces(first.nest, aligned):
             try:
-                merged.append(trace_nest(join(first.nest, aligned, space), materialised))
+                nest = join(first.nest, aligned, space)
+                if all(nest != other.nest for other in merged):
+                    merged.append(trace_nest(nest, materialised))
             except NestError as error:
                 reasons.append(str(error))
+        if len(merged) >= ENOUGH:
+            return
 
 
 def _spaces(first: Nest, second: Nest) -> list[Space]:

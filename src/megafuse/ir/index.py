@@ -7,6 +7,7 @@ indices affine as long as axes are fine enough: a reshape that cuts through an a
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -186,17 +187,31 @@ def pull_back(node: Node, index: Index, sizes: Mapping[str, int]) -> list[tuple[
     return _pull_back_concat(node, index, attrs.axis)
 
 
-def _reshape_index(index: Index, shape: Sequence[int], into: Sequence[int], sizes: Mapping[str, int]) -> Index:
+def _reshape_index(index: Index, shape: tuple[int, ...], into: tuple[int, ...], sizes: Mapping[str, int]) -> Index:
     """Index under shape ``into``: dims that the reshape leaves alone keep theirs, runs that it cuts anew are split."""
     out: list[Affine] = []
-    for ours, theirs in _dim_runs(shape, into):
-        old, new = shape[ours], into[theirs]
-        if tuple(n for n in old if n != 1) == tuple(n for n in new if n != 1):
-            left = iter(ix for ix, n in zip(index[ours], old, strict=True) if n != 1)
-            out.extend(next(left) if n != 1 else ZERO for n in new)
+    for ours, theirs, kept in _reshape_plan(shape, into):
+        if kept is None:
+            out.extend(split_linear(combine(index[ours], contiguous_strides(shape[ours])), into[theirs], sizes))
         else:
-            out.extend(split_linear(combine(index[ours], contiguous_strides(old)), new, sizes))
+            out.extend(ZERO if dim is None else index[dim] for dim in kept)
     return tuple(out)
+
+
+@functools.lru_cache(maxsize=4096)
+def _reshape_plan(
+    shape: tuple[int, ...], into: tuple[int, ...]
+) -> tuple[tuple[slice, slice, tuple[int | None, ...] | None], ...]:
+    """Per run of dims: (dims of ``shape``, dims of ``into``, where each of the latter comes from; None: cut anew)."""
+    plan: list[tuple[slice, slice, tuple[int | None, ...] | None]] = []
+    for ours, theirs in _dim_runs(shape, into):
+        real = [d for d in range(ours.start, ours.stop) if shape[d] != 1]
+        if [shape[d] for d in real] == [n for n in into[theirs] if n != 1]:
+            left = iter(real)
+            plan.append((ours, theirs, tuple(next(left) if n != 1 else None for n in into[theirs])))
+        else:
+            plan.append((ours, theirs, None))
+    return tuple(plan)
 
 
 def _dim_runs(a: Sequence[int], b: Sequence[int]) -> list[tuple[slice, slice]]:

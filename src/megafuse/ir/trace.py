@@ -28,6 +28,7 @@ from megafuse.ir.nest import Nest, Root
 from megafuse.ir.types import MOVES, Cast, Concat, Const, Dot, Input, Iota, Map, Opaque, Pad, Pick, Reduce, Reshape
 
 _NONE: frozenset[str] = frozenset()
+_ALWAYS_IN_MEMORY = (Input, Dot, Opaque, Pick)  # a tuple: unions are rebuilt on every use, and this runs a lot
 
 
 class Memory(frozenset[Node]):
@@ -55,9 +56,10 @@ class NestError(Exception):
         self.culprit = culprit
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Inst:
-    """One value at one index. ``kind``: load, const, iota, inside, map, cast, reduce (over the columns)."""
+    """One value at one index; not changed once made (but not frozen: planning makes hundreds of thousands).
+ ``kind``: load, const, iota, inside, map, cast, reduce (over the columns)."""
 
     kind: str
     node: Node
@@ -142,7 +144,7 @@ class _Tracer:
             raise NestError(f"it needs all of {node!r} while storing a part of it")
         if root is not None and (root.index != index or root.by_rows):
             raise NestError(f"it needs {node!r} at another index than the one it is computed at")
-        if root is None and (node in self.materialised or isinstance(attrs, Input | Dot | Opaque | Pick)):
+        if root is None and (node in self.materialised or isinstance(attrs, _ALWAYS_IN_MEMORY)):
             axes = _NONE.union(*(ix.axes for ix in index))
             return self.add(Inst("load", node, node.dtype, axes, index=index, guards=guards))
         if isinstance(attrs, Iota):
@@ -151,7 +153,7 @@ class _Tracer:
             return self.evaluate_move(node, index, guards)
         if isinstance(attrs, Reduce):
             return self.evaluate_reduce(node, index, guards)
-        assert isinstance(attrs, Map | Cast)
+        assert isinstance(attrs, (Map, Cast))
         args = tuple(self.visit(a, index if a.shape else (), guards) for a in node.args)
         axes = _NONE.union(*(a.axes for a in args))
         if isinstance(attrs, Cast):

@@ -9,6 +9,12 @@ def _max(a, b):
 
 
 @triton.jit
+def _sum2(a0, a1, b0, b1):
+    """2 sums at once: the combine function of a joint reduction."""
+    return a0 + b0, a1 + b1
+
+
+@triton.jit
 def layer_norm_backward_bf16_1197_4(
     x_ptr,  # bf16 [13, 1197]
     dy_ptr,  # bf16 [13, 1197]
@@ -60,10 +66,12 @@ def layer_norm_backward_bf16_1197_4(
         g_1 = dy_1 * gamma_1
         g_x_hat_0 = g_0 * x_hat_0
         g_x_hat_1 = g_1 * x_hat_1
-        sum_g = tl.sum(g_0, 1, keep_dims=True) + tl.sum(tl.where(col_mask_1, g_1, 0.0), 1, keep_dims=True)
-        sum_gx_part_0 = tl.sum(g_x_hat_0, 1, keep_dims=True)
-        sum_gx_part_1 = tl.sum(tl.where(col_mask_1, g_x_hat_1, 0.0), 1, keep_dims=True)
-        sum_gx = sum_gx_part_0 + sum_gx_part_1
+        sum_g_part, sum_gx_part = tl.reduce((g_0, g_x_hat_0), 1, _sum2, keep_dims=True)
+        sum_g_part_v2, sum_gx_part_v2 = tl.reduce(
+            (tl.where(col_mask_1, g_1, 0.0), tl.where(col_mask_1, g_x_hat_1, 0.0)), 1, _sum2, keep_dims=True
+        )
+        sum_g = sum_g_part + sum_g_part_v2
+        sum_gx = sum_gx_part + sum_gx_part_v2
         mean_g = sum_g * 0.000835421888053467
         mean_gx = sum_gx * 0.000835421888053467
         part_0 = x_hat_0 * mean_gx

@@ -166,7 +166,7 @@ def maps_f32(
     tl.store(tan_to_ptr + col, tan_value, mask=col_mask)
     tanh_value = libdevice.tanh(a)
     tl.store(tanh_to_ptr + col, tanh_value, mask=col_mask)
-    sigmoid_value = tl.math.div_rn(1.0, 1.0 + tl.exp(-a))
+    sigmoid_value = 1.0 / (1.0 + tl.exp(-a))
     tl.store(sigmoid_to_ptr + col, sigmoid_value, mask=col_mask)
     erf_value = tl.erf(a)
     tl.store(erf_to_ptr + col, erf_value, mask=col_mask)

@@ -114,11 +114,7 @@ class Frame:
         phase, rows = self.phase, self.chunk_rows
         start = [f"{self.chunk} * {rows}" if rows > 1 else self.chunk] if self.chunks > 1 else []
         index = join_sum([*start, *([first] if first else []), f"tl.arange(0, {phase.row_tile})[:, None]"])
-        limit = str(phase.loop_size)
-        if rows % phase.row_tile and self.chunks > 1:
-            end = f"({self.chunk} + 1) * {rows}"
-            limit = end if self.chunks * rows == phase.loop_size else f"tl.minimum({end}, {limit})"
-        own = [Definition(self.row, index), Definition(self.row_mask, f"{self.row} < {limit}")]
+        own = [Definition(self.row, index), Definition(self.row_mask, f"{self.row} < {phase.loop_size}")]
         return own + self.row_runs.definitions()
 
     def col_definitions(self, first: str) -> list[Definition]:
