@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -88,7 +88,7 @@ def _assemble(subject: Subject, dry: DryRun, traced: Traced) -> Captured:
         raise CaptureError(f"PyTorch recorded {len(placeholders)} inputs, not {len(leaves)} and {len(tangent_of)}")
     inputs = _inputs(builder, leaves, placeholders)
     walk = Walk(builder, traced.module, argument_kinds(subject))
-    values = _scalars(builder, inputs, leaves, constants)
+    values = _scalars(builder, inputs, leaves, constants, subject.constants.made)
     outputs = walk.run(values)
     grads, grad_of = _gradients(outputs[total:], leaves, traced)
     count = dry.spec.num_tensors
@@ -103,6 +103,7 @@ def _assemble(subject: Subject, dry: DryRun, traced: Traced) -> Captured:
         out_strides=dry.strides,
         out_requires_grad=dry.requires_grad if traced.joint else (False,) * len(dry.requires_grad),
         out_alias=dry.alias,
+        out_shared=dry.shared,
         mutations=tuple((leaf, count + i) for i, (leaf, _) in enumerate(changed)),
         calls=tuple(walk.calls),
         support=walk.report,
@@ -144,12 +145,19 @@ def _name(leaf: Leaf) -> str:
 
 
 def _scalars(
-    builder: Builder, inputs: Sequence[Node], leaves: Sequence[Leaf], constants: Sequence[torch.Tensor]
+    builder: Builder,
+    inputs: Sequence[Node],
+    leaves: Sequence[Leaf],
+    constants: Sequence[torch.Tensor],
+    made: Collection[int],
 ) -> list[Node]:
-    """The inputs, with constants of one number (and no gradient) replaced by their value."""
+    """The inputs, with constants of one number that the function makes from a literal replaced by their value.
+
+    ``made``: positions of constants made in the function; one that it merely reaches may change later.
+    """
     values = list(inputs)
     for i, leaf in enumerate(leaves):
-        if leaf.kind == "const" and leaf.type.rank == 0 and not leaf.requires_grad:
+        if leaf.kind == "const" and leaf.type.rank == 0 and not leaf.requires_grad and leaf.path[0] in made:
             tensor = constants[int(leaf.path[0])]
             if tensor.device.type == "cpu":
                 values[i] = builder.const(tensor.item(), leaf.type.dtype)

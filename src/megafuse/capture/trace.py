@@ -93,6 +93,7 @@ class DryRun:
     strides: tuple[tuple[int, ...], ...]
     requires_grad: tuple[bool, ...]
     alias: tuple[int | None, ...]
+    shared: tuple[int | None, ...]  # the first earlier output in whose memory an output lies
     mutable: tuple[int, ...]
 
 
@@ -129,8 +130,13 @@ def dry_run(subject: Subject) -> DryRun:
         tuple(tuple(t.stride()) for t in tensors),
         tuple(t.requires_grad for t in tensors),
         tuple(storages.get(_storage(t)) for t in tensors),
+        tuple(_first_with(_storage(t), tensors[:i]) for i, t in enumerate(tensors)),
         tuple(sorted({*changed, *rebound, *(i for i, s in enumerate(subject.sources) if s.kind == "buffer")})),
     )
+
+
+def _first_with(storage: int, tensors: Sequence[torch.Tensor]) -> int | None:
+    return next((i for i, t in enumerate(tensors) if _storage(t) == storage), None)
 
 
 def _storage(tensor: torch.Tensor) -> int:

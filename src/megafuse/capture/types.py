@@ -119,7 +119,8 @@ class Captured:
     ``graph.inputs`` are the leaves, in order, then the tangents; ``tangent_of[j]`` is the forward output whose
     cotangent the j-th tangent is. Forward outputs are the user's tensors in order, then one new value for each of
     ``mutations`` (leaf, forward output): leaves updated in place. ``out_strides`` and ``out_requires_grad`` cover the
-    user's tensors; ``out_alias[i]`` is the leaf of which output i is a view in the original, or None.
+    user's tensors; ``out_alias[i]`` is the leaf of which output i is a view in the original, or None; ``out_shared[i]``
+    the first earlier output whose memory it shares there, or None.
     """
 
     graph: Graph
@@ -129,6 +130,7 @@ class Captured:
     out_strides: tuple[tuple[int, ...], ...]
     out_requires_grad: tuple[bool, ...]
     out_alias: tuple[int | None, ...]
+    out_shared: tuple[int | None, ...]
     mutations: tuple[tuple[int, int], ...]
     calls: tuple[OpaqueCall, ...]
     support: SupportReport

@@ -76,12 +76,11 @@ def whole(view: View, buffer: Buffer) -> bool:
 
 
 def written_by(call: Call, step: Step) -> tuple[str, ...]:
-    """Buffers whose memory ``call`` writes. A launch of a kernel that does not say what it writes counts as none."""
+    """Buffers whose memory ``call`` writes."""
     if isinstance(call, DotCall):
         return (call.out.buffer,)
-    if isinstance(call, Launch) and call.kernel < len(step.kernels):
-        params = getattr(step.kernels[call.kernel], "params", ())
-        return tuple(a for a, p in zip(call.args, params, strict=False) if getattr(p, "written", False))
+    if isinstance(call, Launch):
+        return step.kernels[call.kernel].writes
     return ()
 
 

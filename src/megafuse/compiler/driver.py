@@ -5,8 +5,10 @@ capture -> rewrite -> covers -> select -> step -> tile programs -> text
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +21,7 @@ from megafuse.codegen.numpy import print_kernel as print_numpy
 from megafuse.codegen.program import TileProgram
 from megafuse.codegen.triton import print_kernel as print_triton
 from megafuse.core.device import DeviceSpec
-from megafuse.core.errors import InputError
+from megafuse.core.errors import InputError, MegafuseError, VerifyError
 from megafuse.fusion.plan import Cover
 from megafuse.fusion.planner import CoverOption, cover_options
 from megafuse.ir.copies import with_copies
@@ -32,6 +34,7 @@ from megafuse.schedule.step import build_step, wanted_strides
 from megafuse.schedule.types import Step
 from megafuse.select.choose import Selection, select
 
+RECURSION_LIMIT = 50_000
 PRINTERS: dict[str, Callable[[TileProgram], KernelSource]] = {"triton": print_triton, "numpy": print_numpy}
 
 
@@ -72,6 +75,30 @@ class _Clock:
         self.seconds[stage] = time.perf_counter() - start
         return out
 
+    def run(self, stage: str, fn: Callable[..., Any], *args: Any) -> Any:
+        """Run a stage behind capture: what it raises that is no error of ours is a bug of ours, and named as such."""
+        try:
+            with deep_recursion():
+                return self.time(stage, fn, *args)
+        except MegafuseError:
+            raise
+        except Exception as error:
+            what = f"the {stage} stage failed: {type(error).__name__}: {error}"
+            raise VerifyError(
+                what, hint="this is a bug in megafuse: report it; the original callable still runs"
+            ) from error
+
+
+@contextmanager
+def deep_recursion() -> Iterator[None]:
+    """Room for recursion over long chains of ops (frames of pure Python calls live on the heap)."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, RECURSION_LIMIT))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
+
 
 def compile_call(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], device: DeviceSpec, *, strict: bool = False
@@ -91,15 +118,15 @@ def compile_captured(captured: Captured, device: DeviceSpec, clock: _Clock | Non
     """Run the stages behind capture."""
     clock = clock or _Clock()
     verify(captured.graph)
-    graph: Graph = clock.time("rewrite", rewrite, captured.graph, (*SIMPLIFY, *CONCAT_RULES), "simplify")
+    graph: Graph = clock.run("rewrite", rewrite, captured.graph, (*SIMPLIFY, *CONCAT_RULES), "simplify")
     verify(graph)
-    graph = with_copies(graph, captured.out_alias)
+    graph = with_copies(graph, captured.out_alias, captured.out_shared)
     wanted = wanted_strides(graph, captured.out_strides)
-    options: tuple[CoverOption, ...] = clock.time("fusion", cover_options, graph, wanted, device)
+    options: tuple[CoverOption, ...] = clock.run("fusion", cover_options, graph, wanted, device)
     selection = select([o.name for o in options], {o.name: o.seconds for o in options})
     cover = next(o for o in options if o.name == selection.chosen).cover()
-    step: Step = clock.time("schedule", build_step, cover, device)
-    programs = clock.time("codegen", _lower, step)
+    step: Step = clock.run("schedule", build_step, cover, device)
+    programs = clock.run("codegen", _lower, step)
     return Compiled(captured, graph, cover, step, programs, device, selection, clock.seconds)
 
 

@@ -154,7 +154,10 @@ class _Structure:
 
     def _compile(self, key: BindingKey, tensors: Sequence[Tensor]) -> Bound:
         args, kwargs = self._pending.call
-        bound = _bind(self, key, args, kwargs, tensors)
+        try:
+            bound = _bind(self, key, args, kwargs, tensors)
+        finally:
+            self._captured = None  # it belongs to the first call alone
         self.made.append(bound)
         return bound
 
@@ -171,7 +174,10 @@ def _bind(
     if any(0 in t.shape for t in tensors):
         return Bound(None, None, "a tensor of the call is empty; the original ops run")
     spec = live_device_spec(key.device) if target == "cuda" else device_spec(DEFAULT_ARCH)
-    compiled = compile_captured(structure.take_captured(args, kwargs), spec)
+    captured = structure.take_captured(args, kwargs)
+    if any(0 in n.shape for n in captured.graph.nodes):
+        return Bound(None, None, "a value of the call is empty; the original ops run")
+    compiled = compile_captured(captured, spec)
     backend = options.backend or ("triton" if target == "cuda" else "numpy")
     calls = compiled.captured.calls
 
@@ -181,7 +187,6 @@ def _bind(
         return out if isinstance(out, tuple | list) else (out,)
 
     step = LoadedStep(compiled.artifact(backend), target, key.device, opaque=opaque, poison=options.poison)
-    captured = compiled.captured
     return Bound(
         compiled,
         StepSpec(

@@ -15,7 +15,7 @@ from megafuse.fusion.plan import Boundary
 from megafuse.ir.graph import Graph, Node
 from megafuse.ir.nest import Anchor, Nest
 from megafuse.ir.trace import NestError, Trace, trace_nest
-from megafuse.ir.types import Dot, Opaque
+from megafuse.ir.types import Dot, Opaque, Pick
 
 
 @dataclass
@@ -73,7 +73,7 @@ def build_units(graph: Graph, anchors: Anchors) -> Units:
 def _units_of(units: Units, node: Node) -> list[int]:
     if node in units.of_node:
         return units.of_node[node]
-    return _units_of(units, node.args[0]) if type(node.attrs).__name__ == "Pick" else []
+    return _units_of(units, node.args[0]) if node.is_a(Pick) else []
 
 
 def _stops_at(sources: Iterable[Node], materialised: frozenset[Node]) -> list[Node]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from megafuse.core.dtypes import DType
 from megafuse.ir.graph import Builder, Graph, Node, contiguous_strides
 from megafuse.ir.rewrite import rewrite, rule
-from megafuse.ir.types import Dot, Input, Opaque, Permute, Pick, Reshape
+from megafuse.ir.types import Cast, Const, Dot, Input, Map, Opaque, Permute, Pick, Reshape, TensorType
 from megafuse.ir.views import same_strides, view_base
 
 
@@ -21,12 +22,13 @@ def reshape_of_strided_input(b: Builder, node: Node) -> Node | None:
     return b.reshape(same, node.shape)
 
 
-def with_copies(graph: Graph, out_alias: Sequence[int | None]) -> Graph:
+def with_copies(graph: Graph, out_alias: Sequence[int | None], out_shared: Sequence[int | None]) -> Graph:
     """``graph`` with copies where they may be needed; a copy that turns out to be a plain view costs nothing.
 
     ``out_alias[i]``: the input of which output ``i`` is a view in the original, or None: there an output that is an
     input (``x.clone()``) must have memory of its own. So must an output that wants another layout than a library
-    call's result, or than another output that is a view of it.
+    call's result, or than another output that is a view of it, or that shares no memory with an earlier output of the
+    same value (``out_shared[i]`` is None).
     """
     graph = rewrite(graph, (reshape_of_strided_input,), "copies")
     distinct = {n for n in graph.outputs if n is not None}
@@ -34,6 +36,8 @@ def with_copies(graph: Graph, out_alias: Sequence[int | None]) -> Graph:
     first = max((n.uid for n in graph.nodes), default=0) + 1
     copies: dict[Node, Node] = {}
     outputs = list(graph.outputs)
+    seen: set[Node] = set()
+    count = 0
     for i, node in enumerate(outputs):
         if node is None or node is not view_base(node):
             continue
@@ -41,7 +45,24 @@ def with_copies(graph: Graph, out_alias: Sequence[int | None]) -> Graph:
             wanted = i < len(out_alias) and out_alias[i] is None
         else:
             wanted = isinstance(node.attrs, Dot | Opaque | Pick) or bases[node] > 1
-        if wanted:
+        again = node in seen and i < len(out_shared) and out_shared[i] is None
+        seen.add(node)
+        if again:
+            uid = first + len(bases) + 2 * count
+            count += 1
+            outputs[i] = _computed_copy(node, uid)
+        elif wanted:
             same = Permute(tuple(range(node.type.rank)))
             outputs[i] = copies.setdefault(node, Node(first + len(copies), same, (node,), node.type, node.origin))
     return Graph(graph.inputs, tuple(outputs), graph.num_forward, graph.grad_of)
+
+
+def _computed_copy(node: Node, uid: int) -> Node:
+    """A value equal to ``node`` bit for bit that is no view of it: x * 1, x | x, or fp32 and back for 16-bit floats."""
+    if node.dtype in (DType.BF16, DType.F16):
+        wide = Node(uid, Cast(), (node,), TensorType(node.shape, DType.F32), node.origin)
+        return Node(uid + 1, Cast(), (wide,), node.type, node.origin)
+    if node.dtype is DType.BOOL:
+        return Node(uid, Map("or"), (node, node), node.type, node.origin)
+    one = Node(uid + 1, Const(1.0 if node.dtype.is_float else 1), (), TensorType((), node.dtype))
+    return Node(uid, Map("mul"), (node, one), node.type, node.origin)

@@ -59,7 +59,9 @@ class NestError(Exception):
 @dataclass(eq=False, slots=True)
 class Inst:
     """One value at one index; not changed once made (but not frozen: planning makes hundreds of thousands).
- ``kind``: load, const, iota, inside, map, cast, reduce (over the columns)."""
+
+    ``kind``: load, const, iota, inside, map, cast, reduce (over the columns).
+    """
 
     kind: str
     node: Node

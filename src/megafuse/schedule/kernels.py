@@ -12,7 +12,7 @@ from megafuse.ir.graph import Node, contiguous_strides
 from megafuse.ir.index import Affine, Axis, Index, combine
 from megafuse.ir.nest import Nest, Root, rename_axes
 from megafuse.ir.trace import Trace, trace_nest
-from megafuse.ir.types import Concat
+from megafuse.ir.types import Concat, Dot, Opaque
 from megafuse.schedule.partials import CHUNK, Partial, finisher_nests, make_partial
 from megafuse.schedule.tiling import TileRequest, choose_tile, hoisting_axes
 from megafuse.schedule.types import Tile
@@ -86,7 +86,7 @@ class KernelMaker:
         for number, nest in enumerate(self.cover.nests):
             for node in trace_nest(nest, self.cover.materialised).loaded():
                 readers.setdefault(node, set()).add(number)
-        from_calls = [a for n in self.cover.graph.nodes if type(n.attrs).__name__ in ("Dot", "Opaque") for a in n.args]
+        from_calls = [a for n in self.cover.graph.nodes if n.is_a(Dot, Opaque) for a in n.args]
         for node in (*from_calls, *(n for n in self.cover.graph.outputs if n is not None)):
             current = node
             while current not in self.cover.materialised and current.args:

@@ -81,9 +81,11 @@ def _finish(
     if not nest.flexible:
         return None
     reads = trace_nest(nest, sources.replace((), partials)).loaded()
-    counts = {_count(partials[n]) for n in reads if n in partials}
-    if len(counts) != 1:
-        return None
+    summed = [n for n in reads if n in partials]
+    counts = {_count(partials[n]) for n in summed}
+    elements = nest.space.num_rows * nest.space.num_cols
+    if len(counts) != 1 or any(n.type.numel != elements for n in summed):
+        return None  # a larger follower would add the same partials up again and again
     rows = (*nest.space.rows, *nest.space.cols)
     space = Space(rows, (Axis("p", counts.pop()),))
     try:
@@ -107,11 +109,12 @@ def _count(partial: Partial) -> int:
 
 
 def _join_equal(traces: list[Trace], sources: Memory, overrides: Mapping[Node, Node]) -> list[Trace]:
-    """Put finishers over equal spaces into one nest each."""
-    groups: dict[tuple[tuple[int, ...], ...], list[Nest]] = {}
-    for trace in traces:
+    """Put finishers over equal spaces into one nest each, but for those that wait for another call's result."""
+    groups: dict[tuple[object, ...], list[Nest]] = {}
+    for number, trace in enumerate(traces):
         space = trace.nest.space
-        key = (tuple(a.size for a in space.rows), tuple(a.size for a in space.cols))
+        alone = (number,) if any(not n.is_a(Input) for n in trace.loaded()) else ()
+        key: tuple[object, ...] = (alone, tuple(a.size for a in space.rows), tuple(a.size for a in space.cols))
         names = {a.name: f"f{n}" for n, a in enumerate(space.rows)} | {
             a.name: f"p{n}" for n, a in enumerate(space.cols)
         }

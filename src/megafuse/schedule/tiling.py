@@ -30,6 +30,7 @@ MIN_ROW_RUN = 8  # rows next to one another in memory that make a whole sector o
 FULL_GRID = 128  # programs below which smaller tiles are worth it
 FREE_TILE = 4096
 MAX_WARPS = 16
+REGISTER_FILE = 65536  # 32-bit registers of an SM
 MIN_WALK = 64  # rows a loop should have
 HOIST_SHARE = 2  # bytes of small values per byte of tile values from which keeping them pays for a row loop
 UNPIPELINED_WAVES = 2  # without a pipeline, more and shorter loops hide each other's latency
@@ -126,23 +127,27 @@ def choose_tile(request: TileRequest, device: DeviceSpec) -> Tile:
     if any(i.kind == "reduce" for i in trace.insts):
         shape = _whole_rows(trace, along_rows, walked, request.whole_loop, loop_rows)
     else:
-        shape = _free_tile(space.num_cols, loop_rows, along_rows)
+        shape = _free_tile(space.num_cols, loop_rows, along_rows, request.whole_loop)
     rows = max(1, min(shape.rows, next_power_of_two(loop_rows)))
     elements = rows * sum(shape.pieces)
     per_element = _values(trace, request.fixed, walked)
     stages = _stages(trace, request.fixed, elements) if walked and not request.whole_loop and not shape.col_block else 1
     warps = _warps(elements, per_element, LOOP_REGISTERS if stages > 1 else REGISTERS)
+    hoist = not walked or _registers(elements, per_element, warps) <= _most_registers(warps)
+    if not hoist:  # weights are loaded again for each row rather than spilled
+        stages, per_element = 1, per_element - len(_small_loads(trace, request.fixed)[0])
+        warps = _warps(elements, per_element, LOOP_REGISTERS)
     chunk = math.ceil(loop_rows / rows) * rows if request.whole_loop else rows
     if walked and not request.whole_loop:
         fixed_rows = math.prod(a.size for a in space.rows if a.name in request.fixed)
         columns = math.ceil(space.num_cols / shape.pieces[0]) if shape.col_grid else 1
-        registers = BASE_REGISTERS + per_element * elements / (32 * warps)
+        registers = _registers(elements, per_element, warps)
         waves = 1 if stages > 1 else UNPIPELINED_WAVES
         chunk = _rows_per_chunk(loop_rows, rows, fixed_rows * columns, warps, registers, device, waves)
         unit = math.lcm(rows, request.chunk_unit)
         chunk = max(1, round(chunk / unit)) * unit
     stages = stages if chunk > rows else 1
-    return Tile(rows, chunk, shape.pieces, shape.col_block, shape.col_grid, warps, stages, True, shape.why)
+    return Tile(rows, chunk, shape.pieces, shape.col_block, shape.col_grid, warps, stages, hoist, shape.why)
 
 
 def _varies(root: Root, names: frozenset[str]) -> bool:
@@ -207,21 +212,34 @@ def _whole_rows(trace: Trace, along_rows: bool, looped: bool, whole_loop: bool, 
     return _Shape(rows, pieces, 0, False, "whole rows in registers")
 
 
-def _free_tile(cols: int, loop_rows: int, along_rows: bool) -> _Shape:
-    """No row reduction: columns may be spread over the grid."""
+def _free_tile(cols: int, loop_rows: int, along_rows: bool, whole_loop: bool) -> _Shape:
+    """No row reduction: columns may be spread over the grid, or walked by the program that walks a whole block."""
     if along_rows:
-        width = min(next_power_of_two(cols), 64)
-        return _Shape(FREE_TILE // width // 2, (width,), 0, cols > width, "memory runs along rows")
-    width = min(next_power_of_two(cols), MIN_TILE if loop_rows > 1 else FREE_TILE)
-    return _Shape(max(1, FREE_TILE // width // 2), (width,), 0, cols > width, "columns spread over the grid")
+        width, why = min(next_power_of_two(cols), 64), "memory runs along rows"
+    else:
+        width = min(next_power_of_two(cols), MIN_TILE if loop_rows > 1 else FREE_TILE)
+        why = "columns spread over the grid" if cols > width and not whole_loop else "nothing is reduced"
+    wide = cols > width
+    rows = max(1, FREE_TILE // width // 2)
+    return _Shape(rows, (width,), width if wide and whole_loop else 0, wide and not whole_loop, why)
 
 
 def _warps(elements: int, per_element: float, registers: int) -> int:
     """The fewest warps whose threads hold the tile in ``registers`` each: fewer warps exchange less per reduction."""
     warps = 1
-    while warps < MAX_WARPS and BASE_REGISTERS + per_element * elements / (32 * warps) > registers:
+    while warps < MAX_WARPS and _registers(elements, per_element, warps) > registers:
         warps *= 2
     return warps
+
+
+def _registers(elements: int, per_element: float, warps: int) -> float:
+    """Estimated registers per thread."""
+    return BASE_REGISTERS + per_element * elements / (32 * warps)
+
+
+def _most_registers(warps: int) -> int:
+    """Registers a thread may have: the register file is shared by all threads of a program."""
+    return min(255, REGISTER_FILE // (32 * warps))
 
 
 def _stages(trace: Trace, fixed: Sequence[str], elements: int) -> int:
