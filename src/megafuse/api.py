@@ -41,7 +41,7 @@ def _fused_module(module: nn.Module, engine: Engine) -> nn.Module:
         if self not in copies:  # a (deep) copy has parameters of its own
             plain = base.__new__(base)
             plain.__dict__ = self.__dict__
-            copies[self] = Engine(plain, engine.options)
+            copies[self] = Engine(plain.forward, engine.options)
         return copies[self](args, kwargs)
 
     fused_type = type(
@@ -76,7 +76,8 @@ def fuse(fn: Callable[..., Any], *args: Any, target: str = "auto", strict: bool 
     if not callable(fn):
         raise InputError(f"fuse() takes a module or a function, not {type(fn).__name__}")
     original = getattr(fn, "__megafuse__", None)
-    engine = Engine(original.original if original is not None else fn, Options(target=target, strict=strict))
+    callee = original.original if original is not None else fn.forward if isinstance(fn, nn.Module) else fn
+    engine = Engine(callee, Options(target=target, strict=strict))  # a module's hooks run around its forward
     engine.bound(args, kwargs)
     return _fused_module(fn, engine) if isinstance(fn, nn.Module) else FusedFunction(engine)
 

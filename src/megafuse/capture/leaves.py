@@ -43,8 +43,24 @@ class FlatCall:
             "tensor" if isinstance(v, torch.Tensor) else ("module", id(v)) if isinstance(v, nn.Module) else constant(v)
             for v in self.leaves
         )
-        modes = tuple(tuple(m.training for m in top.modules()) for top in self.modules)
-        return (self.spec, constants, tuple(id(m) for m in self.modules), modes)
+        state = tuple(module_state(m) for top in self.modules for m in top.modules())
+        return (self.spec, constants, tuple(id(m) for m in self.modules), state)
+
+
+def module_state(module: nn.Module) -> tuple[Any, ...]:
+    """What tracing assumed of one module besides its parameters and buffers, cheap enough to look at on every call.
+
+    Mode, submodules and hooks, and its own attributes: plain values by value, everything else by identity. The values of
+    tensors among them are read at each call, so only which tensors they are counts.
+    """
+    own = module.__dict__
+    values = [v if type(v) in _PLAIN else id(v) for k, v in own.items() if k not in _MODULE_INTERNALS]
+    hooks = len(module._forward_hooks) + len(module._forward_pre_hooks) + len(module._backward_hooks)
+    return (len(own), hooks, *map(id, module._modules.values()), *values)
+
+
+_PLAIN = (bool, int, float, str, type(None))
+_MODULE_INTERNALS = frozenset(nn.Module().__dict__) - {"training"}
 
 
 def without_tensors(call: FlatCall) -> FlatCall:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from megafuse.capture.api import capture
-from megafuse.capture.leaves import FlatCall, LeafGetter, flatten_call, without_tensors
+from megafuse.capture.leaves import FlatCall, LeafGetter, flatten_call, module_state, without_tensors
 from megafuse.capture.state import swapped_state
 from megafuse.capture.types import Captured
 from megafuse.compiler.driver import Compiled, compile_captured
@@ -101,15 +101,15 @@ class _Structure:
     def __init__(self, engine: Engine, call: FlatCall) -> None:
         self.engine, self.flat, self.key = engine, without_tensors(call), call.key
         self.made: list[Bound] = []
-        self.modes = [(m, m.training) for top in call.modules for m in top.modules()]
+        self.states = [(m, module_state(m)) for top in call.modules for m in top.modules()]
         self.getter: LeafGetter | None = None
         self._captured: Captured | None = None  # of the first call, until it is bound
         self._binder: Binder[Bound] = Binder(self._compile)
         self._pending = threading.local()
 
     def still_fits(self) -> bool:
-        """No module changed between train and eval mode."""
-        return all(m.training is mode for m, mode in self.modes)
+        """No module changed its mode, attributes, submodules or hooks since this structure was captured."""
+        return all(module_state(m) == state for m, state in self.states)
 
     def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
         return self._find(args, kwargs)[0]

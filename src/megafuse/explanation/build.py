@@ -38,7 +38,8 @@ def explain(fused: Any) -> Explanation:
         InputError: ``fused`` did not come from ``fuse``.
     """
     engine = engine_of(fused)
-    subject = getattr(engine.original, "__name__", type(engine.original).__name__)
+    owner = getattr(engine.original, "__self__", None)  # a module is served through its bound forward
+    subject = type(owner).__name__ if owner is not None else getattr(engine.original, "__name__", "callable")
     plans = tuple(_explain_bound(b, subject) for b in engine.bindings)
     return Explanation(subject, plans, format_explanation(subject, plans))
 
