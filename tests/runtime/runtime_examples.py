@@ -9,7 +9,7 @@ from megafuse.codegen.host import print_host
 from megafuse.core.dtypes import DType
 from megafuse.runtime.autograd import StepSpec
 from megafuse.runtime.step import LoadedStep
-from megafuse.schedule.types import Alloc, Buffer, DotCall, Free, Launch, Step, View
+from megafuse.schedule.types import Alloc, Buffer, DotCall, Free, KernelSchedule, Launch, Step, View
 
 F32 = DType.F32
 SQUARE = '''"""y = z * z + b over [M, N]."""
@@ -33,11 +33,9 @@ def square_bias_backward(z, dy, dz, db):
 '''
 
 
-class Fake:
-    """Stands for a tile program: says what the kernel writes."""
-
-    def __init__(self, *written: bool) -> None:
-        self.params = tuple(type("P", (), {"written": w})() for w in written)
+def kernel(*writes: str) -> KernelSchedule:
+    """A kernel of which nothing is known but what it writes."""
+    return KernelSchedule("k", (), (), writes, num_warps=4, num_stages=1, dram_bytes=0)
 
 
 def row_major(*shape: int) -> tuple[int, ...]:
@@ -84,7 +82,7 @@ def square_step(m: int, k: int, n: int, dtype: DType = F32, *, in_place: bool = 
         Alloc("dw"), DotCall(full(dw, lead=True), transposed(x3), dz3),
         Free("z" if in_place else "dz"), Free("x"), Free("w"),
     )  # fmt: skip
-    kernels = (Fake(False, False, True), Fake(False, False, True, True))
+    kernels = (kernel("y"), kernel("z" if in_place else "dz", "db"))
     buffers = (x, w, b, z, y, dy, dz, dx, dw, db)
     return Step(
         buffers, kernels, forward, backward, (full(y),), (full(dx), full(dw), full(db)), ("x", "w", "z")

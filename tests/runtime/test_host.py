@@ -6,7 +6,7 @@ from megafuse.codegen.host import print_host
 from megafuse.core.dtypes import DType
 from megafuse.core.errors import VerifyError
 from megafuse.schedule.types import Alloc, Buffer, DotCall, Free, Launch, OpaqueCall, Step, View
-from runtime_examples import Fake, full, row_major, square_step
+from runtime_examples import full, kernel, row_major, square_step
 
 BF16 = DType.BF16
 
@@ -18,9 +18,9 @@ def buffer(name: str, kind: str, *shape: int, position: int = -1, strides: tuple
 def step(
     buffers: list[Buffer], forward: list, *, backward: tuple = (), outputs: tuple = (), grads: tuple = (), **more
 ) -> Step:
-    return Step(
-        tuple(buffers), more.get("kernels", ()), tuple(forward), backward, outputs, grads, more.get("saved", ())
-    )
+    made = (kernel(*(b.name for b in buffers if b.kind in ("temp", "grad"))),)
+    kernels, saved = more.get("kernels", made), more.get("saved", ())
+    return Step(tuple(buffers), kernels, tuple(forward), backward, outputs, grads, saved)
 
 
 def test_prints_forward_and_backward_as_written_by_hand() -> None:
@@ -138,14 +138,14 @@ def test_use_of_a_buffer_that_is_not_there(calls: list) -> None:
 def test_writing_to_an_input_is_refused() -> None:
     a = buffer("a", "input", 4, position=0)
     with pytest.raises(VerifyError, match="input 'a'"):
-        print_host(step([a], [Launch(0, ("a",))], kernels=(Fake(True),)), ["k"])
+        print_host(step([a], [Launch(0, ("a",))], kernels=(kernel("a"),)), ["k"])
 
 
 def test_writing_over_an_output_is_refused() -> None:
     a, y = buffer("a", "input", 4, position=0), buffer("y", "output", 4)
     s = step(
         [a, y], [Alloc("y"), Launch(0, ("a", "y"))], backward=(Launch(0, ("a", "y")),), outputs=(full(y),),
-        saved=("a", "y"), kernels=(Fake(False, True),),
+        saved=("a", "y"), kernels=(kernel("y"),),
     )  # fmt: skip
     with pytest.raises(VerifyError, match="returned to the caller"):
         print_host(s, ["k"])

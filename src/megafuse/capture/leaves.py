@@ -50,8 +50,8 @@ class FlatCall:
 def module_state(module: nn.Module) -> tuple[Any, ...]:
     """What tracing assumed of one module besides its parameters and buffers, cheap enough to look at on every call.
 
-    Mode, submodules and hooks, and its own attributes: plain values by value, everything else by identity. The values of
-    tensors among them are read at each call, so only which tensors they are counts.
+    Mode, submodules and hooks, and its own attributes: plain values by value, everything else by identity. The values
+    of tensors among them are read at each call, so only which tensors they are counts.
     """
     own = module.__dict__
     values = [v if type(v) in _PLAIN else id(v) for k, v in own.items() if k not in _MODULE_INTERNALS]

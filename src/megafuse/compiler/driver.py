@@ -29,6 +29,7 @@ from megafuse.ir.graph import Graph
 from megafuse.ir.rewrite import rewrite
 from megafuse.ir.rules import SIMPLIFY
 from megafuse.ir.rules_concat import CONCAT_RULES
+from megafuse.ir.rules_long import LONG_RULES
 from megafuse.ir.verify import verify
 from megafuse.schedule.step import build_step, wanted_strides
 from megafuse.schedule.types import Step
@@ -119,6 +120,7 @@ def compile_captured(captured: Captured, device: DeviceSpec, clock: _Clock | Non
     clock = clock or _Clock()
     verify(captured.graph)
     graph: Graph = clock.run("rewrite", rewrite, captured.graph, (*SIMPLIFY, *CONCAT_RULES), "simplify")
+    graph = clock.run("long reductions", rewrite, graph, LONG_RULES, "long reductions")
     verify(graph)
     graph = with_copies(graph, captured.out_alias, captured.out_shared)
     wanted = wanted_strides(graph, captured.out_strides)

@@ -8,16 +8,19 @@ it is never reported as a measurement.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from megafuse.core.device import DeviceSpec
-from megafuse.ir.graph import Node
+from megafuse.ir.graph import Node, contiguous_strides
+from megafuse.ir.index import combine
 from megafuse.ir.nest import Root, Space
 from megafuse.ir.ops import MAP_FNS
 from megafuse.ir.trace import Inst, Trace
 from megafuse.ir.types import Cast, Map, Reduce
 
 LIVE_TEMPORARIES = 4
+SECTOR = 32  # bytes that memory hands out at a time
 REGISTER_BYTES = 200 * 1024  # of the 256 KiB register file of an SM, what one program's tile may take
 
 
@@ -65,10 +68,14 @@ def reduce_depth(trace: Trace) -> int:
     return max(depth.values(), default=0)
 
 
-def nest_cost(trace: Trace, device: DeviceSpec) -> NestCost:
-    """Predict the cost of a traced nest on ``device``."""
+Strides = Callable[[Node], tuple[int, ...]]
+
+
+def nest_cost(trace: Trace, device: DeviceSpec, strides: Strides | None = None) -> NestCost:
+    """Predict the cost of a traced nest on ``device``; ``strides`` gives layouts (contiguous where left out)."""
     space = trace.nest.space
-    reads = read_bytes(trace)
+    waste = sector_waste(trace, strides or (lambda node: contiguous_strides(node.shape)))
+    reads = {n: round(b * waste.get(n, 1.0)) for n, b in read_bytes(trace).items()}
     touched = sum(level_counts(i, space) * i.dtype.size for i in trace.loads() if i.axes & space.col_names)
     writes = sum(_write_bytes(trace, device, r) for r in trace.nest.roots)
     cache = max(0, touched - sum(reads.values()))
@@ -80,6 +87,27 @@ def nest_cost(trace: Trace, device: DeviceSpec) -> NestCost:
     memory = (sum(reads.values()) + writes) / device.dram_bandwidth + cache / device.l2_bandwidth
     seconds = max(memory, results / device.fp32_rate)
     return NestCost(seconds, tuple(reads.items()), writes, cache, results, tile, depth)
+
+
+def sector_waste(trace: Trace, strides: Strides) -> dict[Node, float]:
+    """For loads that run along rows in memory: bytes fetched per byte used.
+
+    A program that must hold whole rows beside column sums holds few rows when these are wide; of each sector it then
+    uses only as many elements as it holds rows.
+    """
+    space = trace.nest.space
+    if not any(r.by_rows for r in trace.nest.roots) or not reduce_depth(trace):
+        return {}
+    rows = max(1, REGISTER_BYTES // max(1, _tile_bytes(trace)))
+    out: dict[Node, float] = {}
+    for load in trace.loads():
+        if not (load.axes & space.col_names and load.axes & space.row_names):
+            continue
+        unit = [name for name, stride in combine(load.index, strides(load.node)).terms if abs(stride) == 1]
+        if unit and unit[0] in space.row_names:
+            run = min(rows, space.sizes[unit[0]]) * load.dtype.size
+            out[load.node] = max(out.get(load.node, 1.0), SECTOR / run)
+    return out
 
 
 def _weight(inst: Inst) -> float:

@@ -140,7 +140,12 @@ class Search:
     def _initial(self, anchor: Anchor, prefix: str) -> Item:
         traces = tuple(trace_nest(n, self.materialised) for n in initial_nests(anchor, prefix))
         unit = self.units.of_anchor[anchor]
-        return Item(traces, nest_cost(traces[0], self.device), anchor.node in self.forward, frozenset({unit}))
+        return Item(
+            traces,
+            nest_cost(traces[0], self.device, self.anchors.strides),
+            anchor.node in self.forward,
+            frozenset({unit}),
+        )
 
     def add(self, item: Item) -> int:
         """Register an item and forget nothing else."""
@@ -185,7 +190,7 @@ class Search:
         bonus = PRODUCER_BONUS if self._feeds(a, b) or self._feeds(b, a) else 1.0
         best: tuple[float, Item] | None = None
         for trace in options:
-            cost = nest_cost(trace, self.device)
+            cost = nest_cost(trace, self.device, self.anchors.strides)
             gain = bonus * (a.cost.seconds + b.cost.seconds + self.device.launch_seconds - cost.seconds)
             if gain > 0 and (best is None or gain > best[0]):
                 best = (gain, Item((trace,), cost, a.forward, a.units | b.units))

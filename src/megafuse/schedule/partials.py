@@ -84,7 +84,7 @@ def _finish(
     summed = [n for n in reads if n in partials]
     counts = {_count(partials[n]) for n in summed}
     elements = nest.space.num_rows * nest.space.num_cols
-    if len(counts) != 1 or any(n.type.numel != elements for n in summed):
+    if len(counts) != 1 or elements > sum(n.type.numel for n in summed):
         return None  # a larger follower would add the same partials up again and again
     rows = (*nest.space.rows, *nest.space.cols)
     space = Space(rows, (Axis("p", counts.pop()),))
