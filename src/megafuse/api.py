@@ -31,7 +31,7 @@ class FusedFunction:
 
 def _fused_module(module: nn.Module, engine: Engine) -> nn.Module:
     """An object of a subclass of the module's class that shares all its state and runs the engine in ``forward``."""
-    base = type(module)
+    base: Any = type(module).__mro__[1] if hasattr(module, "__megafuse__") else type(module)
 
     copies: weakref.WeakKeyDictionary[nn.Module, Engine] = weakref.WeakKeyDictionary()
 

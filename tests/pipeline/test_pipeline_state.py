@@ -60,6 +60,38 @@ def test_a_change_after_fusing_is_seen(change: str) -> None:
     torch.testing.assert_close(copy.deepcopy(fused)(x), wanted)
 
 
+def test_list_items_are_state() -> None:
+    class Listed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = [2.0]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.weights[0]
+
+    module = Listed()
+    fused = megafuse.fuse(module, torch.ones(3), target="interpret")
+    module.weights[0] = 9.0
+    assert torch.equal(fused(torch.ones(3)), torch.full((3,), 9.0))
+    assert type(megafuse.fuse(fused, torch.ones(3), target="interpret")).__name__ == "FusedListed"
+
+
+def test_outputs_that_take_no_part_in_backward() -> None:
+    def two_heads(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x * 2, x.sqrt()
+
+    x = torch.tensor([0.0, 1.0, 4.0], requires_grad=True)
+    fused = megafuse.fuse(two_heads, x, target="interpret")
+    with pytest.warns(UserWarning, match="some of its outputs"):
+        (grad,) = torch.autograd.grad(fused(x)[0].sum(), x)
+    assert torch.equal(grad, torch.full((3,), 2.0))
+
+
+def test_what_tracing_does_not_take_is_said() -> None:
+    with pytest.raises(megafuse.CaptureError, match="cannot trace"):
+        megafuse.fuse(lambda x: x[[2, 0]] * 2, torch.randn(3), target="interpret")
+
+
 def test_equal_outputs_with_memory_of_their_own() -> None:
     def twice(x: Tensor) -> tuple[Tensor, Tensor]:
         y = x * 2

@@ -54,9 +54,18 @@ def module_state(module: nn.Module) -> tuple[Any, ...]:
     of tensors among them are read at each call, so only which tensors they are counts.
     """
     own = module.__dict__
-    values = [v if type(v) in _PLAIN else id(v) for k, v in own.items() if k not in _MODULE_INTERNALS]
+    values = [v if type(v) in _PLAIN else _content(v) for k, v in own.items() if k not in _MODULE_INTERNALS]
     hooks = len(module._forward_hooks) + len(module._forward_pre_hooks) + len(module._backward_hooks)
     return (len(own), hooks, *map(id, module._modules.values()), *values)
+
+
+def _content(value: Any) -> Any:
+    """Lists, tuples and dicts by their items, one level deep; any other object by identity."""
+    if isinstance(value, dict):
+        return (*value, *(v if type(v) in _PLAIN else id(v) for v in value.values()))
+    if isinstance(value, list | tuple):
+        return tuple(v if type(v) in _PLAIN else id(v) for v in value)
+    return id(value)
 
 
 _PLAIN = (bool, int, float, str, type(None))

@@ -205,6 +205,11 @@ def _describe(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
+UNTRACED = (
+    "replace indexing by Python lists with torch.tensor([...]), or keep the part that is named out of the function"
+)
+
+
 def trace(subject: Subject, dry: DryRun) -> Traced:
     """The joint forward+backward graph, or the forward graph where nothing needs a gradient."""
     reals = subject.constants.found
@@ -234,6 +239,9 @@ def trace(subject: Subject, dry: DryRun) -> Traced:
             traced(*inputs)
     except _Recorded:
         pass
+    except AssertionError as error:  # the dry run went well: it is tracing that does not take the function
+        said_first = str(error).split("\n", 1)[0]
+        raise CaptureError(f"PyTorch cannot trace the function: {said_first}", hint=UNTRACED) from error
     except Exception as error:
         explain(error, subject)
     if missing := op_without_gradient(said):

@@ -197,6 +197,7 @@ def _bind(
             grad_of=captured.graph.grad_of,
             mutations=captured.mutations,
             original=structure.run_original,
+            repeatable=not any(call.random for call in calls),
         ),
     )
 

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -27,6 +28,10 @@ from megafuse.core.errors import LaunchError
 from megafuse.runtime.step import LoadedStep
 from megafuse.runtime.tensors import restore
 
+PARTLY_UNDEFINED = (
+    "a fused step got gradients for some of its outputs only: the original ops run in this backward. Fuse a callable "
+    "that returns just the outputs in use to have it fused."
+)
 Original = Callable[..., Sequence[Tensor | None]]
 _keep_graph: Callable[[], bool] | None = getattr(
     getattr(torch._C, "_autograd", None), "_get_current_graph_task_keep_graph", None
@@ -43,7 +48,7 @@ class StepSpec:
     the step. ``mutations``: (input, output) pairs; the output, a forward output behind the user's own, is the input's
     new value. ``original(*inputs)`` returns the user's outputs under autograd, for double backward only.
     ``keep_inputs`` holds on to all inputs for that; otherwise inputs that the step does not save are found again only
-    if somebody else keeps them alive.
+    if somebody else keeps them alive. ``repeatable``: the original may run again (it draws no random numbers).
     """
 
     step: LoadedStep
@@ -54,6 +59,7 @@ class StepSpec:
     mutations: tuple[tuple[int, int], ...] = ()
     original: Original | None = None
     keep_inputs: bool = False
+    repeatable: bool = True
     unsaved: tuple[int, ...] = field(init=False)
     plain_outputs: bool = field(init=False)
 
@@ -111,7 +117,28 @@ class _FusedStep(torch.autograd.Function):
     def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             return None, *_differentiable_gradients(ctx, tangents)
-        return None, *_gradients(ctx, [tangents[i] for i in ctx.spec.tangent_of])
+        wanted = [tangents[i] for i in ctx.spec.tangent_of]
+        if _partly_undefined(ctx, wanted):
+            return None, *_differentiable_gradients(ctx, tangents, create_graph=False)
+        return None, *_gradients(ctx, wanted)
+
+
+def _partly_undefined(ctx: Any, tangents: list[Tensor | None]) -> bool:
+    """Some outputs, but not all, take part in this backward, and the original callable can tell their gradients apart.
+
+    The step's backward would take zeros for the others, and 0 * inf is NaN where eager computes nothing. Where the
+    original cannot run again (random ops, inputs that are gone) zeros it is.
+    """
+    spec: StepSpec = ctx.spec
+    undefined = sum(t is None for t in tangents)
+    if not 0 < undefined < len(tangents) or spec.original is None or not spec.repeatable:
+        return False
+    try:
+        _all_inputs(ctx)
+    except LaunchError:
+        return False
+    warnings.warn(PARTLY_UNDEFINED, UserWarning, stacklevel=2)
+    return True
 
 
 def _gradients(ctx: Any, tangents: list[Tensor | None]) -> list[Tensor | None]:
@@ -139,8 +166,10 @@ def _take_saved(ctx: Any, overwritten: tuple[int, ...]) -> list[Tensor | None]:
     return saved
 
 
-def _differentiable_gradients(ctx: Any, tangents: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-    """Gradients by every input through the original callable, themselves differentiable.
+def _differentiable_gradients(
+    ctx: Any, tangents: tuple[Tensor | None, ...], *, create_graph: bool = True
+) -> list[Tensor | None]:
+    """Gradients by every input through the original callable, themselves differentiable if ``create_graph``.
 
     Each input enters as an alias of its own, so that an input which is computed from another one does not count
     twice.
@@ -167,7 +196,7 @@ def _differentiable_gradients(ctx: Any, tangents: tuple[Tensor | None, ...]) -> 
             [o for o, _ in roots],
             [aliases[i] for i in wanted],
             [g for _, g in roots],
-            create_graph=True,
+            create_graph=create_graph,
             allow_unused=True,
         )
     for position, grad in zip(wanted, found, strict=True):
