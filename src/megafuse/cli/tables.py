@@ -16,7 +16,7 @@ from megafuse.runtime.offline import CompileReport
 def plan_table(plan: PlanInfo) -> Table:
     """One line a call: what it reads and writes, its tile, its predicted traffic and time."""
     table = Table(title="plan", title_justify="left", box=None, pad_edge=False)
-    for heading, right in (("call", False), ("what", False), ("traffic", True), ("time", True)):
+    for heading, right in (("call", False), ("what", False), ("predicted traffic", True), ("predicted time", True)):
         table.add_column(heading, justify="right" if right else "left", overflow="fold")
     forward = True
     for call in plan.calls:

@@ -9,6 +9,7 @@ from megafuse.ir.nest import Nest, Root, Space
 from megafuse.ir.trace import Memory, NestError, Trace, trace_nest
 
 MAX_SPLITS = 8
+NO_COMMON_WALK = "the values they share are read along other axes by one than by the other, so no one walk serves both"
 ENOUGH = 2  # legal joins of one pair to compare; they come best evidence first
 
 
@@ -22,7 +23,7 @@ def merge_nests(first: Trace, second: Trace, materialised: Memory) -> list[Trace
     reasons: list[str] = []
     _try_merges(first, second, materialised, merged, reasons, {(first.nest, second.nest)}, MAX_SPLITS)
     if not merged:
-        raise NestError(reasons[0] if reasons else "they touch no value at indices that match")
+        raise NestError(reasons[0] if reasons else NO_COMMON_WALK)
     return merged
 
 
