@@ -130,7 +130,7 @@ def _convert(body: Body, node: Convert) -> None:
     value = body.define(node.dst, node.level, node.dtype, known if known in (0.0, math.inf, -math.inf) else None)
     for piece, name in enumerate(value.names):
         if isinstance(node.src, str):
-            text = _converted(body.values[node.src].name(piece), node)
+            text = _converted(body, node, piece)
             covered = body.values[node.src].level is node.level
         else:
             text = f"tl.full({body.frame.shape(node.level, piece)}, {_full_text(node.src, node.dtype)})"
@@ -138,8 +138,14 @@ def _convert(body: Body, node: Convert) -> None:
         body.writer.assign(name, body.frame.fit(text, covered, node.level, piece))
 
 
-def _converted(name: str, node: Convert) -> str:
-    if node.through is DType.BF16:
+def _converted(body: Body, node: Convert, piece: int) -> str:
+    """A converted value. The packed rounding takes elements in pairs, so single ones are converted plainly."""
+    assert isinstance(node.src, str)
+    value = body.values[node.src]
+    name = value.name(piece)
+    rows = body.frame.phase.row_tile if has_rows(value.level) else 1
+    cols = body.frame.pieces[piece].width if has_cols(value.level) else 1
+    if node.through is DType.BF16 and rows * cols > 1:
         return f"_round_bf16({name})"
     middle = name if node.through is None else convert(name, node.src_dtype, node.through)
     return convert(middle, node.through or node.src_dtype, node.dtype)
