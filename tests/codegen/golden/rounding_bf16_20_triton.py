@@ -44,7 +44,7 @@ def rounding_bf16_20(
     tl.store(out_col_ptr + col_0, y_col_0)
     tl.store(out_col_ptr + col_1, y_col_1)
     x_scalar = tl.load(in_scalar_ptr)
-    y_scalar = _round_bf16(x_scalar)
+    y_scalar = x_scalar.to(tl.bfloat16).to(tl.float32)
     tl.store(out_scalar_ptr, y_scalar)
     for first_row in range(0, 4, 2):
         row = chunk * 4 + first_row + tl.arange(0, 2)[:, None]
