@@ -28,7 +28,6 @@ class Anchors:
     graph: Graph
     layout: dict[Node, tuple[int, ...]] = field(default_factory=dict)
     nodes: set[Node] = field(default_factory=set)
-    notes: list[str] = field(default_factory=list)
 
     @property
     def order(self) -> tuple[Anchor, ...]:
