@@ -57,6 +57,7 @@ def compile_case(case: Case, folder: Path) -> dict[str, Any]:
     ptx = compiled.asm["ptx"]
     vectors = sorted(set(re.findall(r"(?:ld|st)\.global\S*\.(v\d\.b\d+)", ptx)))
     found = {"name": case.name, "shared": compiled.metadata.shared, "vectors": vectors}
+    found["packed_adds"] = len(re.findall(r"add\.s16x2", ptx))
     return {**found, **resources(compiled.asm["cubin"], folder)}
 
 

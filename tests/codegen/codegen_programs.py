@@ -278,6 +278,26 @@ def concat_pad(dtype: DType) -> Case:
     return Case(name, program, {"a": a, "b": bb, "keep": keep}, expected)
 
 
+def concat_parts(dtype: DType) -> Case:
+    """``cat([a, b, c], 1)`` written as one row: the part is found by remainders of the column."""
+    rows, part = 7, 63
+    names = ("a", "b", "c")
+    b = Block()
+    for at, name in enumerate(names):
+        inside = (Guard(index(c=1), at * part, (at + 1) * part),)
+        b.load(name, name, index(-at * part, q=part, c=1), TILE, dtype, guards=inside)
+        b.items.append(Inside(f"is_{name}", inside, COL))
+    b.map("bc", "where", "is_b", "b", "c")
+    b.map("abc", "where", "is_a", "a", "bc")
+    b.store("cat", index(q=3 * part, c=1), "abc", TILE, dtype)
+    phase = Phase("concat", (), (), (Axis("q", rows), Axis("c", 3 * part)), 1, 1, b.done(), (2048,))
+    inputs = {name: normal(name, (rows, part), dtype) for name in names}
+    params = (*(param(n, dtype, (rows, part)) for n in names), param("cat", dtype, (rows, 3 * part), True))
+    name = f"concat_parts_{dtype.value}"
+    program = TileProgram(name, ("Concat of three parts.",), params, (phase,), 2)
+    return Case(name, program, inputs, {"cat": np.concatenate([wide(i) for i in inputs.values()], 1)})
+
+
 def reductions(dtype: DType, fixed: int, looped: bool) -> Case:
     """Every reduction, along rows and columns, from every level; two fixed axes and two loop axes, 64-bit offsets."""
     rows, cols, tile = 6, 11, 4
@@ -352,6 +372,7 @@ def cases(dtype: DType, narrow: bool = False) -> list[Case]:
         softmax(dtype, 7, 150, 0, 2, block=64),
         gelu_grid(dtype, 5, 150),
         concat_pad(dtype),
+        concat_parts(dtype),
     ]
 
 

@@ -93,7 +93,7 @@ def cuda_inputs(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
 
 def kernels_of(work: Callable[[], object]) -> list[str]:
     """Names of the GPU kernels and copies that ``work`` runs."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         work()
         torch.cuda.synchronize()
     return [e.name for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]

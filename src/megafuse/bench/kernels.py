@@ -24,7 +24,7 @@ def profile_kernels(step: Callable[[], Any], steps: int = 5) -> list[KernelTime]
     """Kernels, copies and fills of the step, slowest first; caches are not flushed between steps."""
     step()
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         for _ in range(steps):
             step()
         torch.cuda.synchronize()

@@ -10,6 +10,7 @@ from megafuse.codegen.program import (
     ColReduce,
     Compute,
     Convert,
+    Guard,
     Index,
     Inside,
     Level,
@@ -67,13 +68,14 @@ def result_level(statement: Statement) -> Level:
 
 def affines(statement: Statement) -> Iterator[Affine]:
     """Every index expression of a statement."""
-    if isinstance(statement, Load | Store):
-        yield from (guard.index for guard in statement.guards)
+    yield from (guard.index for guard in guards(statement))
+    if isinstance(statement, Load | Store | Index | ColReduce):
         yield statement.index
-    elif isinstance(statement, Index | ColReduce):
-        yield statement.index
-    elif isinstance(statement, Inside):
-        yield from (guard.index for guard in statement.guards)
+
+
+def guards(statement: Statement) -> tuple[Guard, ...]:
+    """The range tests of a statement."""
+    return statement.guards if isinstance(statement, Load | Store | Inside) else ()
 
 
 def statements(phase: Phase) -> Iterator[Statement]:

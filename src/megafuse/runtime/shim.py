@@ -25,6 +25,7 @@ from megafuse.runtime.loading import load_module
 
 Launcher = Callable[..., None]
 Bound = Callable[[list[int]], Any]
+_PACKED_ADD = "add.s16x2"  # ptxas 12.8 and 12.9 lose the constants of some of these: triton-lang/triton#11581
 _ALIGN = 15  # pointers whose low four bits are zero are 16-byte aligned
 
 
@@ -137,12 +138,26 @@ class _Launch:
         with torch.cuda.device(device):
             compiled = self.plain(*tensors)
             if key not in self.variants:
+                check_ptx(compiled, self.source)
                 self.variants[key] = bind(compiled, self.kernel, self.source, device)
 
     def plain(self, *tensors: Tensor) -> Any:
         """Launch as any Triton user does; returns the compiled kernel."""
         src = self.source
         return self.kernel[src.grid](*tensors, num_warps=src.num_warps, num_stages=src.num_stages)
+
+
+def check_ptx(compiled: Any, source: KernelSource) -> None:
+    """Refuse a kernel that the assembler may have compiled into something else.
+
+    Raises:
+        TargetError: the kernel's PTX holds packed 16-bit additions.
+    """
+    if _PACKED_ADD in getattr(compiled, "asm", {}).get("ptx", ""):
+        raise TargetError(
+            f"kernel {source.entry}: LLVM made packed 16-bit additions, and ptxas loses the constants of some of them",
+            hint="please report the module; until then, leave it unfused",
+        )
 
 
 def bind(compiled: Any, kernel: Any, source: KernelSource, device: int) -> Bound | None:

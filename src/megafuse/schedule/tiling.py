@@ -33,6 +33,7 @@ MAX_WARPS = 16
 REGISTER_FILE = 65536  # 32-bit registers of an SM
 MIN_WALK = 64  # rows a loop should have
 HOIST_SHARE = 2  # bytes of small values per byte of tile values from which keeping them pays for a row loop
+LONGEST_SUM = 64  # additions in a row of fp32 values: the rounding errors of a running sum grow with its length
 UNPIPELINED_WAVES = 2  # without a pipeline, more and shorter loops hide each other's latency
 
 
@@ -144,6 +145,8 @@ def choose_tile(request: TileRequest, device: DeviceSpec) -> Tile:
         registers = _registers(elements, per_element, warps)
         waves = 1 if stages > 1 else UNPIPELINED_WAVES
         chunk = _rows_per_chunk(loop_rows, rows, fixed_rows * columns, warps, registers, device, waves)
+        if by_rows and all(i.dtype.size >= 4 for i in _tile_loads(trace)):
+            chunk = min(chunk, LONGEST_SUM * rows)
         unit = math.lcm(rows, request.chunk_unit)
         chunk = max(1, round(chunk / unit)) * unit
     stages = stages if chunk > rows else 1

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from megafuse.codegen.affine import Run, needed, runs
 from megafuse.codegen.names import Namer
 from megafuse.codegen.program import Affine, Axis, Guard, Level, Phase, TileProgram
-from megafuse.codegen.walk import affines, axis_sizes, has_cols, has_rows, join_levels, statements
+from megafuse.codegen.walk import affines, axis_sizes, guards, has_cols, has_rows, join_levels, statements
 
+# ptxas 12.8 and 12.9 (Triton 3.4 to 3.9) lose constants of packed 16-bit additions: triton-lang/triton#11581
+ZERO = "tl.program_id(2) * 16384  # 0; not known to be, so indices are not narrowed to 16 bits (a ptxas fault)"
 NARROW = 2**30  # a term below this stays in 32 bits even where the sum of a wide buffer's terms does not
 
 
@@ -42,17 +44,28 @@ def pieces_of(phase: Phase) -> list[Piece]:
     return found
 
 
-def _cut(flat: str, run: Run) -> str:
-    """Text of a run's index from the flattened index."""
+def _cut(flat: str, run: Run, zero: str) -> str:
+    """Text of a run's index from the flattened index, plus ``zero`` where there is one."""
+    flat = f"({flat} + {zero})" if zero and not _is_mask(run) else flat
     text = f"{flat} // {run.below}" if run.below > 1 else flat
     return f"{text} % {run.size}" if run.first else text
 
 
-class RunNames:
-    """Variables for the runs of one flattened index (program id, rows or columns) that a program uses."""
+def _is_mask(run: Run) -> bool:
+    """True when the run is cut out by shifts and masks alone."""
+    return all(n & (n - 1) == 0 for n in (run.below, run.size if run.first else 1))
 
-    def __init__(self, axes: Sequence[Axis], flat: tuple[str, ...], uses: Iterable[Affine], namer: Namer) -> None:
-        self.axes, self.flat = tuple(axes), flat
+
+class RunNames:
+    """Variables for the runs of one flattened index (program id, rows or columns) that a program uses.
+
+    ``zero`` names the hidden zero that a tested index needs, or is empty.
+    """
+
+    def __init__(
+        self, axes: Sequence[Axis], flat: tuple[str, ...], uses: Iterable[Affine], namer: Namer, zero: str = ""
+    ) -> None:
+        self.axes, self.flat, self.zero = tuple(axes), flat, zero
         self._names: dict[tuple[int, int], tuple[str, ...]] = {}
         self._runs: dict[tuple[int, int], Run] = {}
         for affine in uses:
@@ -73,7 +86,7 @@ class RunNames:
         order = sorted(self._names, key=lambda key: (key[0], -key[1]))
         flat = self.flat[copy]
         return [
-            Definition(self._names[key][copy], _cut(flat, self._runs[key]))
+            Definition(self._names[key][copy], _cut(flat, self._runs[key], self.zero))
             for key in order
             if self._names[key] is not self.flat
         ]
@@ -92,7 +105,9 @@ class RunNames:
 class Frame:
     """Everything that turns an ``Affine`` of a phase into text."""
 
-    def __init__(self, program: TileProgram, phase: Phase, fixed: RunNames, chunk: str, namer: Namer) -> None:
+    def __init__(
+        self, program: TileProgram, phase: Phase, fixed: RunNames, chunk: str, zero: str, namer: Namer
+    ) -> None:
         self.phase, self.fixed, self.chunk = phase, fixed, chunk
         self.chunks = program.phases[0].num_chunks
         self.chunk_rows = phase.rows_per_chunk if self.chunks > 1 else phase.loop_size
@@ -106,8 +121,10 @@ class Frame:
         self.cols = namer.claim("col", len(self.pieces))
         self.col_masks = namer.claim("col_mask", len(self.pieces))
         uses = [affine for statement in statements(phase) for affine in affines(statement)]
-        self.row_runs = RunNames(phase.loop, (self.row,), uses, namer)
-        self.col_runs = RunNames(phase.cols, self.cols, uses, namer)
+        tests = [guard.index for statement in statements(phase) for guard in guards(statement)]
+        rows_tested, cols_tested = (any(runs(i, axes) for i in tests) for axes in (phase.loop, phase.cols))
+        self.row_runs = RunNames(phase.loop, (self.row,), uses, namer, zero if rows_tested else "")
+        self.col_runs = RunNames(phase.cols, self.cols, uses, namer, zero if cols_tested else "")
 
     def row_definitions(self, first: str) -> list[Definition]:
         """The row index of a tile that starts at row ``first`` of the chunk, its mask and its axes."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from megafuse.codegen.artifact import KernelSource
 from megafuse.codegen.names import Namer, identifier
 from megafuse.codegen.program import Param, Phase, TileProgram
-from megafuse.codegen.triton.frame import Definition, Frame, RunNames, buffer_name
+from megafuse.codegen.triton.frame import ZERO, Definition, Frame, RunNames, buffer_name
 from megafuse.codegen.triton.helpers import used_helpers
 from megafuse.codegen.triton.loops import define_used, write_phase
 from megafuse.codegen.triton.statements import Body
@@ -63,12 +63,13 @@ def _body(writer: Writer, program: TileProgram) -> None:
     grid = _grid_names(program, namer)
     uses = [index for phase in program.phases for node in statements(phase) for index in affines(node)]
     fixed = RunNames(program.phases[0].fixed, (grid.fixed,), uses, namer)
+    zero = namer.one("zero")
     fast = any(param.dtype in HALVES for param in program.params)
     inner = writer.part()
     for number, phase in enumerate(program.phases):
-        frame = Frame(program, phase, fixed, grid.chunk, namer)
+        frame = Frame(program, phase, fixed, grid.chunk, zero, namer)
         _phase(inner, program, phase, number, Body(inner, frame, namer, fast))
-    define_used(writer, [*grid.definitions, *fixed.definitions()], inner.text)
+    define_used(writer, [*grid.definitions, *fixed.definitions(), Definition(zero, ZERO)], inner.text)
     writer.add(inner)
 
 
