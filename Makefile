@@ -31,12 +31,12 @@ CANDIDATES := $(if $(filter undefined,$(origin PYTHON)),python3 python3.12 pytho
 GPU_PYTHON := $(if $(filter undefined,$(origin PYTHON)),$(BIN)/python,$(PYTHON))
 GPU_NEEDS  := $(if $(filter undefined,$(origin PYTHON)),$(STAMP))
 
-.PHONY: help setup demo test lint format test-gpu clean
+.PHONY: help setup demo test lint format test-gpu test-versions fuzz clean
 
 help: ## show this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
 	@echo "variables: PYTHON (interpreter), TORCH (requirement, now '$(TORCH)'), PIP_EXTRA_INDEX (CPU wheels), JOBS,"
-	@echo "           ARGS (passed on to megafuse demo and to pytest)"
+	@echo "           ARGS (passed on to megafuse demo, megafuse fuzz and pytest)"
 
 setup: $(STAMP) ## make the virtual environment .venv
 
@@ -65,6 +65,12 @@ test: lint ## lint, then all tests that need no GPU
 test-gpu: $(GPU_NEEDS) ## the tests that need a GPU; PYTHON=python3 uses that Python without an environment
 	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu $(ARGS)
 
+test-versions: $(STAMP) ## the CPU tests under the releases that pyproject.toml names, into docs/compatibility.md
+	PIP_EXTRA_INDEX="$(PIP_EXTRA_INDEX)" $(BIN)/python tools/test_versions.py --jobs $(JOBS) $(ARGS)
+
+fuzz: $(STAMP) ## random modules, checked; ARGS="--count 2000 --seed 1 --dtype bf16"
+	@$(BIN)/megafuse fuzz --jobs $(JOBS) $(ARGS)
+
 lint: $(STAMP) ## ruff, mypy, import rules, size limits
 	@failed=; run() { echo "$$*"; "$$@" || failed="$$failed, $${1##*/} $${2-}"; }; \
 	run $(BIN)/ruff check .; \
@@ -79,5 +85,5 @@ format: $(STAMP) ## rewrite the sources in the project's format
 	$(BIN)/ruff format .
 
 clean: ## remove the environment, caches and build products
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venvs build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests tools rank_mixer -name __pycache__ -type d -prune -exec rm -rf {} +

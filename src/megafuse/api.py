@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from megafuse.compiler import Engine, NotFusedWarning, Options
-from megafuse.core.errors import InputError
+from megafuse.core.errors import InputError, stage_of, trimmed
 from megafuse.validate import CheckReport
 from megafuse.validate import check as _check
 
@@ -26,33 +26,69 @@ class FusedFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the fused step; other structures and shapes compile on their first call."""
-        return self.__megafuse__(args, kwargs)
+        return _served(self.__megafuse__, args, kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as the original function with the options; a copy captures at its first call."""
+        return _remake_function, (self.__megafuse__.original, self.__megafuse__.options)
+
+
+def _served(engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call of the engine. Errors that the user's own code raises have that code's traceback."""
+    try:
+        return engine(args, kwargs)
+    except Exception as error:
+        if stage_of(error) is None:
+            raise
+        raise trimmed(error)  # noqa: B904 (the same error)
 
 
 def _fused_module(module: nn.Module, engine: Engine) -> nn.Module:
     """An object of a subclass of the module's class that shares all its state and runs the engine in ``forward``."""
     base: Any = type(module).__mro__[1] if hasattr(module, "__megafuse__") else type(module)
+    others: weakref.WeakKeyDictionary[nn.Module, Engine] = weakref.WeakKeyDictionary()
 
-    copies: weakref.WeakKeyDictionary[nn.Module, Engine] = weakref.WeakKeyDictionary()
+    def plain(self: nn.Module) -> nn.Module:
+        original: nn.Module = base.__new__(base)
+        original.__dict__ = self.__dict__
+        return original
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if self.__dict__ is module.__dict__:
-            return engine(args, kwargs)
-        if self not in copies:  # a (deep) copy has parameters of its own
-            plain = base.__new__(base)
-            plain.__dict__ = self.__dict__
-            copies[self] = Engine(plain.forward, engine.options)
-        return copies[self](args, kwargs)
+            return _served(engine, args, kwargs)
+        if self not in others:  # made by the class, not by fuse: it has parameters of its own
+            others[self] = Engine(plain(self).forward, engine.options)
+        return _served(others[self], args, kwargs)
 
-    fused_type = type(
-        f"Fused{base.__name__}", (base,), {"forward": forward, "__megafuse__": engine, "__doc__": base.__doc__}
-    )
-    fused: nn.Module = object.__new__(fused_type)
+    def reduce(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
+        """Copies and pickles are of the original, with the options; the copy captures at its first call."""
+        reduced: Any = plain(self).__reduce_ex__(protocol)
+        return _remake_module, (*reduced[:2], engine.options), *reduced[2:]
+
+    members = {"forward": forward, "__reduce_ex__": reduce, "__megafuse__": engine, "__doc__": base.__doc__}
+    fused: nn.Module = object.__new__(type(f"Fused{base.__name__}", (base,), members))
     fused.__dict__ = module.__dict__
     return fused
 
 
-def fuse(fn: Callable[..., Any], *args: Any, target: str = "auto", strict: bool = False, **kwargs: Any) -> Any:
+def _remake_module(make: Callable[..., nn.Module], args: tuple[Any, ...], options: Options) -> nn.Module:
+    """What unpickling and copying call: a fused module without captures around a new original."""
+    module = make(*args)
+    return _fused_module(module, Engine(module.forward, options))
+
+
+def _remake_function(original: Callable[..., Any], options: Options) -> FusedFunction:
+    return FusedFunction(Engine(original, options))
+
+
+def fuse(
+    fn: Callable[..., Any],
+    *args: Any,
+    target: str = "auto",
+    strict: bool = False,
+    max_specializations: int = 8,
+    **kwargs: Any,
+) -> Any:
     """Fuse a module or function for calls like ``fn(*args, **kwargs)``.
 
     Args:
@@ -61,6 +97,8 @@ def fuse(fn: Callable[..., Any], *args: Any, target: str = "auto", strict: bool 
         target: ``auto`` (CUDA tensors: generated kernels; CPU tensors: the original ops, with a warning), ``cuda``, or
             ``interpret`` (the generated tile programs run on CPU tensors through NumPy: right, not fast).
         strict: an error instead of running unconverted ATen ops as they are inside the plan.
+        max_specializations: how many programs may be made for calls that differ in their sizes alone, where sizes
+            cannot share one; further sizes run the original ops, with a warning.
         **kwargs: example keyword arguments of the call.
 
     Returns:
@@ -77,8 +115,15 @@ def fuse(fn: Callable[..., Any], *args: Any, target: str = "auto", strict: bool 
         raise InputError(f"fuse() takes a module or a function, not {type(fn).__name__}")
     original = getattr(fn, "__megafuse__", None)
     callee = original.original if original is not None else fn.forward if isinstance(fn, nn.Module) else fn
-    engine = Engine(callee, Options(target=target, strict=strict))  # a module's hooks run around its forward
-    engine.bound(args, kwargs)
+    engine = Engine(
+        callee, Options(target, strict=strict, max_specializations=max_specializations)
+    )  # a module's hooks run around its forward
+    try:
+        engine.bound(args, kwargs)
+    except Exception as error:
+        if stage_of(error) is None:
+            raise
+        raise trimmed(error)  # noqa: B904 (the same error)
     return _fused_module(fn, engine) if isinstance(fn, nn.Module) else FusedFunction(engine)
 
 

@@ -112,6 +112,15 @@ def test_batch_norm_mutates_its_buffers() -> None:
     assert not compare(module.eval(), seeded(5, 4)).captured.mutations
 
 
+def test_statistics_among_the_arguments_are_changed() -> None:
+    """Stand-ins do not show that a batch norm changes them."""
+    x, mean, var = seeded(5, 4), torch.zeros(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
+    captured = capture(lambda x, m, v: nn.functional.batch_norm(x, m, v, training=True), (x, mean, var))
+    assert [captured.leaves[leaf].label for leaf, _ in captured.mutations] == ["argument m", "argument v"]
+    assert not capture(lambda x, m, v: nn.functional.batch_norm(x, m, v), (x, mean, var)).mutations
+    assert not capture(lambda x, m: (x * m, m), (x, mean)).mutations
+
+
 def test_rebound_buffer_is_a_mutation() -> None:
     class Ema(nn.Module):
         def __init__(self) -> None:
@@ -140,7 +149,8 @@ def test_closures_methods_partials_and_globals() -> None:
     compare(block.forward, seeded(3, 4))
     compare(functools.partial(block, gain=2.0), seeded(3, 4))
     c = capture(lambda x: block(x) * w, (seeded(3, 4),))
-    assert [leaf.kind for leaf in c.leaves][-1] == "const"
+    assert [leaf.kind for leaf in c.leaves][-1] == "outer"
+    assert c.leaves[-1].label.startswith("closure variable w of ")
     assert c.leaves[-1].requires_grad
 
 
@@ -155,8 +165,9 @@ def test_plain_tensor_attributes_and_made_constants() -> None:
             return x * self.table + made * torch.tensor(0.5, dtype=x.dtype)
 
     c = compare(Plain(), seeded(3, 4)).captured
-    assert [leaf.kind for leaf in c.leaves] == ["arg", "const", "const", "const"]
-    assert any(torch.equal(t, Plain().table) for t in c.constants)
+    assert [leaf.kind for leaf in c.leaves] == ["arg", "outer", "const", "const"]
+    assert c.leaves[1].label == "attribute table of module 0"
+    assert [t.dim() for t in c.constants] == [1, 0]
 
 
 def test_integer_and_bool_outputs() -> None:

@@ -26,3 +26,7 @@ def returns_nothing():
 
 def embedding():
     return nn.Embedding(4, 8)
+
+
+def adds_a_string():
+    return lambda x: x + "a string"

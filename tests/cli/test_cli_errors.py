@@ -92,3 +92,12 @@ def test_inputs():
 def test_every_error_has_its_text_in_one_place():
     error = MegafuseError("what", where="file.py:3", hint="do this")
     assert str(error).splitlines() == ["what", "  at file.py:3", "  what to do: do this"]
+
+
+def test_an_error_in_the_users_module_shows_the_users_code(megafuse_cli):
+    status, out, err = megafuse_cli("explain", "--module", "cli_modules:adds_a_string", "--input", "2,16")
+    assert status == 2
+    assert err.startswith("error in your code, while megafuse traced it")
+    assert 'return lambda x: x + "a string"' in err
+    assert "TypeError" in err
+    assert "/megafuse/" not in err + out

@@ -44,13 +44,17 @@ TILE, ROW, COL, SCALAR = Level.TILE, Level.ROW, Level.COL, Level.SCALAR
 
 @dataclass(frozen=True)
 class Case:
-    """A program, its inputs by parameter name, and the expected outputs (worked in fp64) by parameter name."""
+    """A program, its inputs by parameter name, and the expected outputs (worked in fp64) by parameter name.
+
+    ``flushed``: what the outputs may be instead, element by element, where subnormal fp32 arguments count as zero.
+    """
 
     name: str
     program: TileProgram
     inputs: Arrays
     expected: Mapping[str, np.ndarray]
     tolerance: float = 0.0  # 0: by the type of the output; codegen_running.EXACT: none
+    flushed: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def arrays(self) -> Arrays:
         """Fresh flat arrays for a run: copies of the inputs, outputs filled with garbage."""

@@ -19,6 +19,7 @@ from codegen_joint import joint_cases, rounding_cases
 from codegen_maps import map_cases
 from codegen_programs import cases, other_cases
 from codegen_running import entry
+from codegen_versions import aligned
 from megafuse.codegen.triton import print_kernel
 from megafuse.core.dtypes import DType
 
@@ -44,14 +45,7 @@ def compile_case(case: Case, folder: Path) -> dict[str, Any]:
     source = print_kernel(case.program)
     kernel = entry(source, folder)
     signature = {name: POINTERS[param.dtype] for name, param in zip(kernel.arg_names, case.program.params, strict=True)}
-    attrs: Any = {(i,): [["tt.divisibility", 16]] for i in range(len(signature))}
-    if triton.__version__.startswith("3.2"):
-        from triton.backends.compiler import AttrsDescriptor
-
-        attrs = AttrsDescriptor.from_dict(
-            {"arg_properties": {"tt.divisibility": list(range(len(signature)))}, "cls": "AttrsDescriptor"}
-        )
-    ast = ASTSource(kernel, signature, {}, attrs)
+    ast = ASTSource(kernel, signature, {}, aligned(len(signature)))
     options = {"num_warps": source.num_warps, "num_stages": source.num_stages}
     compiled = triton.compile(ast, target=GPUTarget("cuda", 90, 32), options=options)
     ptx = compiled.asm["ptx"]

@@ -10,14 +10,37 @@ from megafuse.core.dtypes import DType
 from megafuse.ir.numeric import FUNCTIONS
 from megafuse.ir.ops import MAP_FNS
 
-EDGES = (0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.0, -7.25, 1e-40, 1e-3, -1e-5, 11.3, -20.0, 60.0, 1e20)
+EDGES = (
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.5,
+    -0.5,
+    1.5,
+    2.5,
+    -2.5,
+    3.0,
+    -7.25,
+    1e-40,
+    -1e-40,
+    1e-3,
+    -1e-5,
+    11.3,
+    -20.0,
+    60.0,
+    1e20,
+)
 SPECIAL = (np.inf, -np.inf, np.nan)
 FLOAT_ONLY = frozenset(
     "sqrt rsqrt recip exp exp2 expm1 log log2 log1p log10 sin cos tan tanh sigmoid erf erfc asin acos atan sinh cosh "
-    "asinh acosh atanh lgamma digamma pow fmod remainder floordiv atan2 copysign hypot div floor ceil round trunc "
+    "asinh acosh atanh lgamma digamma erfinv erfcx ndtri pow fmod remainder floordiv atan2 copysign hypot nextafter "
+    "div floor ceil round trunc "
     "isnan isinf".split()
 )
 INT_TOO = frozenset("pow fmod remainder floordiv div floor ceil round trunc".split())
+FLUSHING = frozenset("pow atan2 hypot ndtri".split())  # on a GPU these may take subnormal fp32 arguments for zero
+KEEP_ZERO = frozenset("neg floor ceil round trunc copysign".split())  # of results 0 the sign is checked too
 BITS = frozenset("and or xor not".split())
 
 
@@ -53,10 +76,15 @@ def _call(
         return ["choice", "a", "b"], np.where(choice, a, b)
     names = ["a", "shift" if fn in ("shl", "shr") else "b"][: MAP_FNS[fn].arity]
     other = np.abs(b) % 7 if fn in ("shl", "shr") else b
-    exact = [v.astype(np.float64) if dtype is DType.F32 else v for v in (a, other)]
+    wide = dtype is DType.F32 and fn != "nextafter"
+    exact = [v.astype(np.float64) if wide else v for v in (a, other)]
     with np.errstate(all="ignore"):
         want = np.asarray(FUNCTIONS[fn](*exact[: len(names)]))
         return names, want.astype(np.float32) if dtype is DType.F32 and want.dtype == np.float64 else want
+
+
+def _without_subnormals(x: np.ndarray) -> np.ndarray:
+    return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(0, x), x).astype(x.dtype)
 
 
 def map_case(dtype: DType) -> Case:
@@ -70,14 +98,22 @@ def map_case(dtype: DType) -> Case:
     block.load("choice", "choice", at, TILE, DType.BOOL)
     if "shl" in functions(dtype):
         block.load("shift", "shift", at, TILE, dtype)
-    outs, expected = [], {}
+    outs, expected, flushed = [], {}, {}
     for fn in functions(dtype):
         names, want = _call(fn, dtype, a, b, choice)
+        if dtype is DType.F32 and fn in FLUSHING:
+            flushed[f"{fn}_to"] = _call(fn, dtype, _without_subnormals(a), _without_subnormals(b), choice)[1]
         out = DType.BOOL if MAP_FNS[fn].result == "bool" else dtype
         block.map(f"{fn}_value", fn, *names, arg=dtype, out=out)
         block.store(f"{fn}_to", at, f"{fn}_value", TILE, out)
         outs.append(param(f"{fn}_to", out, (size,), True))
         expected[f"{fn}_to"] = want
+        if dtype.is_float and fn in KEEP_ZERO:
+            block.map(f"{fn}_inverse", "div", 1.0, f"{fn}_value", arg=dtype, out=dtype)
+            block.store(f"over_{fn}_to", at, f"{fn}_inverse", TILE, dtype)
+            outs.append(param(f"over_{fn}_to", dtype, (size,), True))
+            with np.errstate(all="ignore"):
+                expected[f"over_{fn}_to"] = 1 / want.astype(NP[dtype])
     for target in (DType.F32, DType.F64, DType.I64, DType.I32, DType.U8, DType.BOOL, DType.F16):
         if dtype.is_float and not target.is_float and target is not DType.BOOL:
             continue
@@ -91,7 +127,7 @@ def map_case(dtype: DType) -> Case:
     params = (*(param(n, DType.BOOL if n == "choice" else dtype, (size,)) for n in inputs), *outs)
     name = f"maps_{dtype.value}"
     program = TileProgram(name, (f"Every pointwise function on {dtype.value}.",), params, (phase,), 1)
-    return Case(name, program, inputs, expected, tolerance=2e-6)
+    return Case(name, program, inputs, expected, tolerance=2e-6, flushed=flushed)
 
 
 def map_cases() -> list[Case]:

@@ -46,5 +46,5 @@ def test_triton_text_matches_the_reference(case: Case, tmp_path: Path):
     kernel = entry(source, tmp_path)
     kernel[source.grid](*tensors.values(), num_warps=source.num_warps, num_stages=source.num_stages)
     outputs = {name: to_host(tensor) for name, tensor in tensors.items()}
-    dtypes = {param.name: param.dtype for param in case.program.params}
-    assert not differences(outputs, case.expected, dtypes, case.tolerance)
+    found = differences(outputs, case, flushed=True)
+    assert not found, "\n".join(found)

@@ -12,6 +12,7 @@ from megafuse.core.dtypes import DType
 from megafuse.core.errors import VerifyError
 from megafuse.ir.graph import Builder, Graph, Node
 from megafuse.ir.types import (
+    Again,
     Attrs,
     Cast,
     Concat,
@@ -59,6 +60,7 @@ BROKEN: list[tuple[Attrs, list[tuple[tuple[int, ...], DType]], tuple[tuple[int, 
     (Dot(), [((1, 2, 3), F32), ((1, 3, 2), BF16)], ((1, 2, 2), F32), "operands are"),
     (Dot(), [((1, 2, 3), F32), ((1, 3, 4), F32)], ((1, 4, 2), F32), "should have shape"),
     (Dot(), [((1, 2, 3), F32), ((1, 3, 4), F32), ((3,), F32)], ((1, 2, 4), F32), "bias"),
+    (Again(), [((2,), F32)], ((2,), BF16), "should be f32"),
     (Permute((0, 0)), [((2, 3), F32)], ((2, 2), F32), "not a permutation"),
     (Permute((1, 0)), [((2, 3), F32)], ((2, 3), F32), "should have shape"),
     (Reshape(), [((2, 3), F32)], ((5,), F32), "6 elements into 5"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 
@@ -56,8 +57,10 @@ def test_a_change_after_fusing_is_seen(change: str) -> None:
     CHANGES[change](module)
     wanted = module(x)
     assert not torch.allclose(before, wanted)
-    torch.testing.assert_close(fused(x), wanted)
-    torch.testing.assert_close(copy.deepcopy(fused)(x), wanted)
+    is_child_hook = change == "hook of a child"
+    with pytest.warns(megafuse.NotFusedWarning, match="hook") if is_child_hook else contextlib.nullcontext():
+        torch.testing.assert_close(fused(x), wanted)
+        torch.testing.assert_close(copy.deepcopy(fused)(x), wanted)
 
 
 def test_list_items_are_state() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from megafuse.capture.checks import check_autocast, check_callable, check_float_inputs, check_tensors
+from megafuse.capture.checks import Named, check_callable, check_float_inputs, check_hooks, check_tensors, check_values
 from megafuse.capture.convert import Walk
 from megafuse.capture.dtypes import tensor_type
 from megafuse.capture.leaves import FlatCall, Fn, LeafGetter, flatten_call, named_state
@@ -17,11 +17,19 @@ from megafuse.core.errors import CaptureError, UnsupportedError
 from megafuse.ir.graph import Builder, Graph, Node
 
 
-def capture(fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, strict: bool = False) -> Captured:
+def capture(
+    fn: Fn,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+    *,
+    strict: bool = False,
+    device: torch.device | None = None,
+) -> Captured:
     """Capture ``fn(*args, **kwargs)``, forward and backward, as one graph.
 
     Parameters and buffers of ``fn`` and of modules among the arguments become inputs; other values are constants.
-    Nothing is computed: the function runs on stand-ins without data, as it would on CUDA.
+    Nothing is computed: the function runs on stand-ins without data, as it would on CUDA. Where arguments are stand-ins
+    themselves (on the meta device), ``device`` says where the calls run that they stand for.
 
     Raises:
         InputError: an argument is not usable.
@@ -30,7 +38,9 @@ def capture(fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None,
     """
     check_callable(fn)
     call = flatten_call(fn, tuple(args), dict(kwargs or {}))
-    subject = _subject(fn, call)
+    check_values([(f"argument {name}", v) for name, v in zip(call.labels, call.leaves, strict=True)])
+    check_hooks(call.modules, getattr(fn, "__self__", None))
+    subject = _subject(fn, call, device)
     dry = dry_run(subject)
     _adopt_constants(subject)
     captured = _assemble(subject, dry, trace(subject, dry))
@@ -44,7 +54,7 @@ def leaf_getter(fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any] | None, ca
     return LeafGetter(fn, flatten_call(fn, tuple(args), dict(kwargs or {})), captured.leaves, captured.constants)
 
 
-def _subject(fn: Fn, call: FlatCall) -> Subject:
+def _subject(fn: Fn, call: FlatCall, device: torch.device | None) -> Subject:
     sources = [Source("arg", (i,), call.leaves[at], f"argument {call.labels[at]}") for i, at in enumerate(call.tensors)]
     arguments = [(s.label, s.tensor) for s in sources]
     seen: set[int] = set()
@@ -54,10 +64,9 @@ def _subject(fn: Fn, call: FlatCall) -> Subject:
                 seen.add(id(tensor))
                 sources.append(Source(kind, (number, name), tensor, _state_label(call, number, kind, name)))
     named = [(s.label, s.tensor) for s in sources]
-    check_tensors(named)
+    check_tensors(_real(named, device))
     check_float_inputs(arguments, any(s.tensor.dtype.is_floating_point for s in sources if s.kind == "param"))
-    device = next((t.device for _, t in named if t.dim()), torch.device("cpu"))
-    check_autocast(device)
+    device = device or next((t.device for _, t in named if t.dim()), torch.device("cpu"))
     return Subject(fn, call, sources, device)
 
 
@@ -68,16 +77,23 @@ def _state_label(call: FlatCall, number: int, kind: str, name: str) -> str:
 
 
 def _adopt_constants(subject: Subject) -> None:
-    """Tensors found by the dry run are checked like the others."""
+    """Tensors found by the dry run are checked like the others; those that lie at places of the scope come first."""
+    subject.constants.put_first({id(table[key]): label for label, (table, key) in subject.call.scope.places.items()})
     found = [(f"tensor {i} reached by the function", t) for i, t in enumerate(subject.constants.found)]
     made = set(subject.constants.made)
     outside = [pair for i, pair in enumerate(found) if i not in made]
-    check_tensors([*((s.label, s.tensor) for s in subject.sources), *outside])
+    check_tensors(_real([*((s.label, s.tensor) for s in subject.sources), *outside], subject.device))
+
+
+def _real(tensors: list[Named], device: torch.device | None) -> list[Named]:
+    """Without the stand-ins, where these stand for tensors on another device than meta."""
+    return tensors if device is None or device.type == "meta" else [t for t in tensors if t[1].device.type != "meta"]
 
 
 def _assemble(subject: Subject, dry: DryRun, traced: Traced) -> Captured:
     constants = subject.constants.found
-    leaves = _leaves(subject.sources, constants)
+    outer = subject.constants.outer
+    leaves = _leaves(subject.sources, constants, outer)
     total = dry.spec.num_tensors + len(dry.mutable)
     if traced.num_forward != total:
         raise CaptureError(f"PyTorch recorded {traced.num_forward} forward outputs where {total} were expected")
@@ -88,7 +104,9 @@ def _assemble(subject: Subject, dry: DryRun, traced: Traced) -> Captured:
         raise CaptureError(f"PyTorch recorded {len(placeholders)} inputs, not {len(leaves)} and {len(tangent_of)}")
     inputs = _inputs(builder, leaves, placeholders)
     walk = Walk(builder, traced.module, argument_kinds(subject))
-    values = _scalars(builder, inputs, leaves, constants, subject.constants.made)
+    values = _scalars(
+        builder, inputs, leaves, constants[len(outer) :], [i - len(outer) for i in subject.constants.made]
+    )
     outputs = walk.run(values)
     grads, grad_of = _gradients(outputs[total:], leaves, traced)
     count = dry.spec.num_tensors
@@ -107,12 +125,14 @@ def _assemble(subject: Subject, dry: DryRun, traced: Traced) -> Captured:
         mutations=tuple((leaf, count + i) for i, (leaf, _) in enumerate(changed)),
         calls=tuple(walk.calls),
         support=walk.report,
-        constants=tuple(constants),
+        constants=tuple(constants[len(outer) :]),
     )
 
 
-def _leaves(sources: Sequence[Source], constants: Sequence[torch.Tensor]) -> tuple[Leaf, ...]:
-    every = [*sources, *(Source("const", (i,), t, f"constant {i}") for i, t in enumerate(constants))]
+def _leaves(sources: Sequence[Source], constants: Sequence[torch.Tensor], outer: Sequence[str]) -> tuple[Leaf, ...]:
+    read = [Source("outer", (label,), t, label) for label, t in zip(outer, constants, strict=False)]
+    fixed = [Source("const", (i,), t, f"constant {i}") for i, t in enumerate(constants[len(outer) :])]
+    every = [*sources, *read, *fixed]
     storages: dict[int, int] = {}
     leaves = []
     for i, source in enumerate(every):
@@ -132,7 +152,7 @@ def _inputs(builder: Builder, leaves: Sequence[Leaf], placeholders: Sequence[tor
         leaf = leaves[position] if position < len(leaves) else None
         strides = leaf.strides if leaf else tuple(int(s) for s in value.stride())
         role = leaf.kind if leaf else "tangent"
-        role = "buffer" if role == "const" else role
+        role = "buffer" if role in ("const", "outer") else role
         name = _name(leaf) if leaf else f"tangent_{position - len(leaves)}"
         inputs.append(builder.input(name, tensor_type(value), strides, role, position))
     return inputs

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.weight_norm import WeightNorm
 
 from megafuse.capture.dtypes import FROM_TORCH
-from megafuse.core.errors import CaptureError, InputError
+from megafuse.core.errors import InputError, NotFusableError
 
+REGISTER = "torch.utils._pytree.register_dataclass"
 Named = tuple[str, torch.Tensor]
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 def check_callable(fn: Any) -> None:
@@ -22,6 +26,21 @@ def check_callable(fn: Any) -> None:
     """
     if not callable(fn):
         raise InputError(f"the first argument must be a module or function, got {type(fn).__name__}")
+
+
+def check_values(values: Sequence[tuple[str, Any]]) -> None:
+    """No argument that is neither tensor nor module holds tensors inside: they would be taken for constants.
+
+    Raises:
+        InputError: one does; the message names it.
+    """
+    for name, value in values:
+        held = {} if isinstance(value, torch.Tensor | nn.Module | type) else getattr(value, "__dict__", {})
+        if any(isinstance(v, torch.Tensor) for v in held.values()):
+            raise InputError(
+                f"{name} is a {type(value).__name__} that holds tensors inside",
+                hint=f"pass the tensors themselves, or call {REGISTER} for the class",
+            )
 
 
 def check_tensors(tensors: Sequence[Named]) -> None:
@@ -77,13 +96,51 @@ def check_float_inputs(arguments: Sequence[Named], floats_elsewhere: bool) -> No
         )
 
 
-def check_autocast(device: torch.device) -> None:
-    """Autocast is off: its casts are not seen on stand-ins.
+def check_hooks(modules: Sequence[nn.Module], around: nn.Module | None) -> None:
+    """No module has a hook that would run at capture alone.
+
+    Those of ``around``, the module whose ``forward`` is captured, run around the step at every call. PyTorch's own
+    weight norm and pruning only compute a weight from parameters: they are traced.
 
     Raises:
-        CaptureError: it is on.
+        NotFusableError: one has; the message names hook and module.
     """
-    kinds = {device.type, "cuda"} - {"meta"}
-    if any(torch.is_autocast_enabled(kind) for kind in kinds):
-        raise CaptureError("capture under torch.autocast is not supported",
-                           hint="convert the module to the narrow type, or fuse outside of autocast")  # fmt: skip
+    for top in modules:
+        for name, module in top.named_modules():
+            hook = None if module is around else next(_untraced_hooks(module), None)
+            if hook is not None:
+                kind, value = hook
+                raise NotFusableError(
+                    f"{name or 'the module'} ({type(module).__name__}) has a {kind}, {_name_of(value)}, which a "
+                    "captured step would not call",
+                    hint="remove the hook, or put it on the module that is fused: hooks of that one run at every call",
+                )
+
+
+def _untraced_hooks(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    for table in _HOOKS:
+        for hook in getattr(module, table).values():
+            if not isinstance(hook, WeightNorm | BasePruningMethod):
+                yield table.strip("_")[:-1].replace("_", " "), hook
+
+
+def _name_of(hook: Any) -> str:
+    return str(getattr(hook, "__qualname__", type(hook).__name__))
+
+
+def check_side_effects(changed: Sequence[str], modules: Sequence[nn.Module]) -> None:
+    """The function changed no attribute of a module (but buffers) on its stand-ins.
+
+    Raises:
+        NotFusableError: it did; the message names the attribute.
+    """
+    computed = {
+        f"{type(m).__name__}.{getattr(h, 'name', None) or getattr(h, '_tensor_name', None)}"
+        for top in modules for m in top.modules() for h in m._forward_pre_hooks.values()
+    }  # fmt: skip
+    lost = [name for name in changed if name not in computed]
+    if lost:
+        raise NotFusableError(
+            f"the call changes {lost[0]}, which a captured step would not do",
+            hint="return the value instead, or register it as a buffer",
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,22 +12,38 @@ from torch.utils import _pytree as pytree
 from megafuse.capture import (
     convert_activation,
     convert_dot,
+    convert_loss,
     convert_move,
     convert_norm,
     convert_pointwise,
     convert_reduce,
+    convert_select,
+    convert_special,
+    convert_window,
 )
+from megafuse.capture.checkpoints import nodes_again
 from megafuse.capture.context import Context, Refused, Unconverted
 from megafuse.capture.dtypes import tensor_type
 from megafuse.capture.opaque import build_opaque, reason_for, result_types
-from megafuse.capture.origins import node_origins
+from megafuse.capture.origins import is_backward, node_origins
 from megafuse.capture.registry import lookup
 from megafuse.capture.types import OpaqueCall, SupportEntry, SupportReport
 from megafuse.core.errors import CaptureError, VerifyError
 from megafuse.ir.graph import Builder, Node
 from megafuse.ir.types import Origin
 
-CONVERTERS = (convert_activation, convert_dot, convert_move, convert_norm, convert_pointwise, convert_reduce)
+CONVERTERS = (
+    convert_activation,
+    convert_dot,
+    convert_loss,
+    convert_move,
+    convert_norm,
+    convert_pointwise,
+    convert_reduce,
+    convert_select,
+    convert_special,
+    convert_window,
+)
 
 
 class Walk:
@@ -36,6 +52,7 @@ class Walk:
     def __init__(self, builder: Builder, module: torch.fx.GraphModule, hint: str) -> None:
         self.builder, self.module, self.hint = builder, module, hint
         self.values: dict[torch.fx.Node, Any] = {}
+        self.second: dict[torch.fx.Node, Any] = {}  # values of checkpointed regions as backward computes them again
         self.calls: list[OpaqueCall] = []
         self.entries: list[SupportEntry] = []
         self.aten_calls = 0
@@ -43,6 +60,7 @@ class Walk:
     def run(self, inputs: Sequence[Node]) -> list[Node | None]:
         """The graph's outputs."""
         origins = node_origins(self.module.graph)
+        again = nodes_again(self.module.graph)
         places = iter(inputs)
         outputs: list[Node | None] = []
         for node in self.module.graph.nodes:
@@ -52,7 +70,9 @@ class Walk:
             elif node.op == "get_attr":
                 self.values[node] = self.attribute(node)
             elif node.op == "call_function":
-                self.values[node] = self.call(node, origins[node])
+                self.values[node] = self.call(node, origins[node], self.read_late if is_backward(node) else self.read)
+                if node in again:
+                    self.second[node] = self.call(node, origins[node], self.read_again)
             elif node.op == "output":
                 outputs = [self.values[a] if isinstance(a, torch.fx.Node) else None for a in _flat(node.args[0])]
         return outputs
@@ -70,10 +90,24 @@ class Walk:
                                where=str(self.builder.origin), hint="pass it as an argument or a buffer")  # fmt: skip
         return self.builder.const(value.item(), tensor_type(value).dtype)
 
-    def call(self, node: torch.fx.Node, origin: Origin | None) -> Any:
+    def read(self, node: torch.fx.Node) -> Any:
+        """What forward reads for ``node``."""
+        return self.values[node]
+
+    def read_late(self, node: torch.fx.Node) -> Any:
+        """What backward reads: the second computation, where there is one."""
+        return self.second.get(node, self.values[node])
+
+    def read_again(self, node: torch.fx.Node) -> Any:
+        """What the second computation of a checkpointed region reads: itself, or what entered the region."""
+        if node in self.second:
+            return self.second[node]
+        return pytree.tree_map_only(Node, self.builder.again, self.values[node])
+
+    def call(self, node: torch.fx.Node, origin: Origin | None, read: Callable[[torch.fx.Node], Any]) -> Any:
         """One call: its converter's result, checked against the type PyTorch promised, or an opaque call."""
-        args: Any = torch.fx.node.map_arg(node.args, lambda n: self.values[n])
-        kwargs: Any = torch.fx.node.map_arg(node.kwargs, lambda n: self.values[n])
+        args: Any = torch.fx.node.map_arg(node.args, read)
+        kwargs: Any = torch.fx.node.map_arg(node.kwargs, read)
         if node.target is operator.getitem:
             return args[0][args[1]]
         if not isinstance(node.target, torch._ops.OpOverload):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
-from megafuse.capture.context import Context
+from megafuse.capture.context import Context, Unconverted
 from megafuse.capture.registry import converts
 from megafuse.ir.graph import Builder, Node
 
@@ -294,6 +295,34 @@ def shrink_backward(cx: Context, g: Node, x: Node, width: float) -> Node:
     return cx.finish(cx.b.map("where", cx.b.map("le", cx.b.map("abs", v), width), 0.0, dy))
 
 
+@converts("rrelu_with_noise_functional")
+def rrelu(
+    cx: Context, x: Node, noise: Node, lower: float = 0.125, upper: float = 1 / 3, training: bool = False,
+    generator: Any = None,
+) -> tuple[Node, Node]:  # fmt: skip
+    """In evaluation the leaky ReLU of the mean slope; the noise is untouched."""
+    if training:
+        raise Unconverted("draws random numbers")
+    return leaky_relu(cx, x, (lower + upper) / 2), noise
+
+
+@converts("rrelu_with_noise_backward")
+def rrelu_backward(
+    cx: Context, g: Node, x: Node, noise: Node, lower: float, upper: float, training: bool, is_result: bool
+) -> Node:
+    """g * noise in training (unless the slopes agree), else the leaky ReLU's gradient."""
+    if training and upper - lower > 1e-6:
+        return cx.pointwise("mul", g, noise)
+    return leaky_relu_backward(cx, g, x, (lower + upper) / 2, is_result)
+
+
+@converts("native_dropout_backward")
+def dropout_backward(cx: Context, g: Node, mask: Node, scale: float) -> Node:
+    """g * mask * scale: the mask that forward drew is an input of the fused kernel."""
+    (dy,) = cx.operands(g)
+    return cx.finish(mul(cx.b, dy, cx.b.cast(mask, dy.dtype), scale))
+
+
 @converts("_prelu_kernel")
 def prelu(cx: Context, x: Node, weight: Node) -> Node:
     """x where x > 0, else weight * x."""
@@ -336,29 +365,3 @@ def glu_backward(cx: Context, g: Node, x: Node, dim: int) -> Node:
     s = b.map("sigmoid", gate)
     parts = (mul(b, dy, s), mul(b, dy, a, s, one_minus(b, s)))
     return b.concat([b.cast(p, kind) for p in parts], dim % x.type.rank)
-
-
-def _loss(cx: Context, terms: Node, reduction: int) -> Node:
-    """Reduction 0 none, 1 mean, 2 sum, in the compute type."""
-    axes = range(terms.type.rank)
-    if reduction == 1:
-        terms = cx.mean(terms, list(axes), keepdim=False)
-    elif reduction == 2:
-        terms = cx.b.reduce("sum", terms, axes)
-    return cx.finish(terms)
-
-
-@converts("mse_loss")
-def mse_loss(cx: Context, x: Node, target: Node, reduction: int = 1) -> Node:
-    """Reduction of (x - target)^2."""
-    a, t = cx.operands(x, target)
-    d = cx.b.map("sub", a, t)
-    return _loss(cx, mul(cx.b, d, d), reduction)
-
-
-@converts("mse_loss_backward")
-def mse_loss_backward(cx: Context, g: Node, x: Node, target: Node, reduction: int) -> Node:
-    """2 * (x - target) * g, over the count for a mean."""
-    dy, a, t = cx.operands(g, x, target)
-    scale = 2.0 / max(x.type.numel, 1) if reduction == 1 else 2.0
-    return cx.finish(mul(cx.b, cx.b.map("sub", a, t), scale, dy))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from megafuse.capture.context import Context, Unconverted
 from megafuse.capture.convert_pointwise import scaled
 from megafuse.capture.registry import converts
@@ -83,6 +86,64 @@ def baddbmm(cx: Context, c: Node, a: Node, b: Node, *, beta: float = 1, alpha: f
     """beta * c + alpha * a @ b, batched."""
     check(cx, a, b)
     return accumulate(cx, c, cx.b.dot(a, b, cx.out.dtype), beta, alpha)
+
+
+@converts("addbmm")
+def addbmm(cx: Context, c: Node, a: Node, b: Node, *, beta: float = 1, alpha: float = 1) -> Node:
+    """beta * c + alpha * sum_p a[p] @ b[p]: one product over all [P, K] at once."""
+    p, m, k = a.shape
+    rows = cx.b.reshape(cx.b.permute(a, (1, 0, 2)), (m, p * k))
+    columns = cx.b.reshape(b, (p * k, b.shape[2]))
+    return accumulate(cx, c, matmul(cx, rows, columns, cx.out.dtype), beta, alpha)
+
+
+def _contract(cx: Context, a: Node, b: Node, summed: Sequence[int]) -> Node:
+    """sum over ``summed`` of ``a * b``, of one rank, with 1 for a dim that one side lacks; summed dims stay as 1.
+
+    A product with one row or one column for each of many batch entries is no work for the library: it is summed up.
+    """
+    dims = range(a.type.rank)
+    a, b = (_without(cx, n, [d for d in summed if m.shape[d] == 1]) for n, m in ((a, b), (b, a)))
+    size = [max(s) for s in zip(a.shape, b.shape, strict=True)]
+    shared = [a.shape[d] == b.shape[d] for d in dims]
+    over = [d for d in dims if d in summed and shared[d]]
+    both = [d for d in dims if d not in over and shared[d]]
+    rows = [d for d in dims if not shared[d] and a.shape[d] > 1]
+    columns = [d for d in dims if not shared[d] and a.shape[d] == 1]
+    p, m, k, n = (math.prod(size[d] for d in group) for group in (both, rows, over, columns))
+    if p > 1 and 1 in (m, n):
+        return cx.b.cast(cx.b.reduce("sum", cx.b.map("mul", cx.up(a), cx.up(b)), over, keepdim=True), a.dtype)
+    left = cx.b.reshape(cx.b.permute(a, (*both, *rows, *over, *columns)), (p, m, k))
+    right = cx.b.reshape(cx.b.permute(b, (*both, *over, *columns, *rows)), (p, k, n))
+    order = (*both, *rows, *columns, *over)
+    wide = cx.b.reshape(cx.b.dot(left, right, a.dtype), [1 if d in over else size[d] for d in order])
+    return cx.b.permute(wide, [order.index(d) for d in dims])
+
+
+def _without(cx: Context, x: Node, summed: Sequence[int]) -> Node:
+    """``x`` summed over dims that the other factor lacks."""
+    return cx.b.cast(cx.b.reduce("sum", cx.up(x), summed, keepdim=True), x.dtype) if summed else x
+
+
+@converts("_trilinear")
+def trilinear(
+    cx: Context, x: Node, y: Node, z: Node, expand1: Sequence[int], expand2: Sequence[int], expand3: Sequence[int],
+    sumdim: Sequence[int], unroll_dim: int = 1,
+) -> Node:  # fmt: skip
+    """sum over ``sumdim`` of x * y * z, each with new dims of size 1: two products, the smaller between first."""
+    check(cx, x, y, z)
+    pads = zip((x, y, z), (expand1, expand2, expand3), strict=True)
+    u, v, w = (_with_ones(cx, n, dims) for n, dims in pads)
+    rank = u.type.rank
+    early = [d for d in sumdim if w.shape[d] == 1]
+    late = [d for d in sumdim if w.shape[d] > 1]
+    out = _contract(cx, _contract(cx, u, v, early), w, late)
+    return cx.b.reshape(out, [out.shape[d] for d in range(rank) if d not in sumdim])
+
+
+def _with_ones(cx: Context, x: Node, dims: Sequence[int]) -> Node:
+    shape = iter(x.shape)
+    return cx.b.reshape(x, [1 if d in dims else next(shape) for d in range(x.type.rank + len(dims))])
 
 
 @converts("linear")

@@ -219,6 +219,14 @@ def pixel_unshuffle(cx: Context, x: Node, r: int) -> Node:
     return cx.b.reshape(cx.b.permute(parts, (*range(n), n, n + 2, n + 4, n + 1, n + 3)), cx.out.shape)
 
 
+@converts("channel_shuffle")
+def channel_shuffle(cx: Context, x: Node, groups: int) -> Node:
+    """[N, G * C, ...] -> [N, C * G, ...]: the channels of the groups in turn."""
+    n, c, *rest = x.shape
+    parts = cx.b.reshape(x, (n, groups, c // groups, math.prod(rest)))
+    return cx.b.reshape(cx.b.permute(parts, (0, 2, 1, 3)), x.shape)
+
+
 def overwrite(cx: Context, x: Node, source: Node, dim: int, start: int) -> Node:
     """``x`` with ``source`` written over a run of a dim."""
     source = cx.b.cast(source, x.dtype)

@@ -20,7 +20,8 @@ UNARY = {
     "log": "log", "log2": "log2", "log1p": "log1p", "log10": "log10", "sin": "sin", "cos": "cos", "tan": "tan",
     "tanh": "tanh", "sigmoid": "sigmoid", "erf": "erf", "erfc": "erfc", "asin": "asin", "acos": "acos",
     "atan": "atan", "sinh": "sinh", "cosh": "cosh", "asinh": "asinh", "acosh": "acosh", "atanh": "atanh",
-    "lgamma": "lgamma", "digamma": "digamma", "round.default": "round",
+    "lgamma": "lgamma", "digamma": "digamma", "round.default": "round", "erfinv": "erfinv",
+    "special_erfcx": "erfcx", "special_ndtri": "ndtri",
 }  # fmt: skip
 BINARY = {
     "maximum": "maximum", "minimum": "minimum", "fmod": "fmod", "remainder": "remainder", "atan2": "atan2",
@@ -128,10 +129,8 @@ def pow_scalar(cx: Context, x: Node, exponent: float) -> Node:
 
 
 def _integer_power(cx: Context, x: Node, exponent: float) -> Node:
-    if exponent not in (0, 1, 2, 3):
-        raise Unconverted(f"integer power {exponent}")
     v = cx.b.cast(x, cx.out.dtype)
-    return cx.finish(_power(cx, v, float(exponent)))
+    return cx.finish(_power(cx, v, float(exponent)) if exponent in (0, 1, 2, 3) else cx.b.map("pow", v, int(exponent)))
 
 
 def _power(cx: Context, v: Node, n: float) -> Node:
@@ -152,9 +151,9 @@ def _power(cx: Context, v: Node, n: float) -> Node:
 
 @converts("pow.Tensor_Tensor", "pow.Scalar")
 def pow_tensor(cx: Context, a: Operand, b: Operand) -> Node:
-    """a ** b."""
-    if not cx.out.dtype.is_float:
-        raise Unconverted("integer power")
+    """a ** b; of integers with a negative exponent 0, unless the base is 1 or -1."""
+    if cx.out.dtype is DType.BOOL:
+        raise Unconverted("power of bools")
     return cx.pointwise("pow", a, b)
 
 
@@ -313,7 +312,7 @@ def full(cx: Context, _like: Any, *values: Any, **_: Any) -> Node:
 
 
 @converts("zeros", "zeros_like", "new_zeros", "zero", "empty", "empty_like", "new_empty", "empty_strided",
-          "new_empty_strided")  # fmt: skip
+          "new_empty_strided", "_efficientzerotensor")  # fmt: skip
 def zeros(cx: Context, *_: Any, **__: Any) -> Node:
     """Zeros; memory that the original leaves uninitialised is zero here."""
     return cx.full(0, cx.out)

@@ -11,6 +11,7 @@ from megafuse.capture.convert_pointwise import as_bool
 from megafuse.capture.registry import converts
 from megafuse.core.dtypes import DType
 from megafuse.ir.graph import Node
+from megafuse.ir.types import TensorType
 
 Dims = int | Sequence[int] | None
 
@@ -25,6 +26,20 @@ def sum_(cx: Context, x: Node, dim: Dims = None, keepdim: bool = False, *, dtype
     """Sum over dims; none given means all."""
     v = wide(cx, x)
     return cx.finish(cx.b.reduce("sum", v, cx.axes(x, dim), keepdim))
+
+
+@converts("nansum")
+def nansum(cx: Context, x: Node, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Node:
+    """Sum over dims, NaN as 0."""
+    v = wide(cx, x)
+    kept = cx.b.map("where", cx.b.map("isnan", v), 0.0, v) if x.dtype.is_float else v
+    return cx.finish(cx.b.reduce("sum", kept, cx.axes(x, dim), keepdim))
+
+
+@converts("count_nonzero")
+def count_nonzero(cx: Context, x: Node, dim: Dims = None) -> Node:
+    """How many elements are not 0."""
+    return cx.finish(cx.b.reduce("sum", cx.b.cast(as_bool(cx, x), cx.out.dtype), cx.axes(x, dim)))
 
 
 @converts("mean")
@@ -56,6 +71,15 @@ def amax(cx: Context, x: Node, dim: Dims = None, keepdim: bool = False) -> Node:
 def amin(cx: Context, x: Node, dim: Dims = None, keepdim: bool = False) -> Node:
     """Minimum."""
     return extreme(cx, "min", x, dim, keepdim)
+
+
+@converts("aminmax")
+def aminmax(cx: Context, x: Node, *, dim: int | None = None, keepdim: bool = False) -> tuple[Node, Node]:
+    """Minimum and maximum."""
+    if x.dtype is DType.BOOL:
+        raise Unconverted("extreme of bools")
+    low, high = (cx.b.reduce(fn, x, cx.axes(x, dim), keepdim) for fn in ("min", "max"))
+    return cx.finish(cx.b.reshape(low, cx.out.shape)), cx.finish(cx.b.reshape(high, cx.out.shape), 1)
 
 
 def _truth(cx: Context, fn: str, x: Node, dim: Dims, keepdim: bool) -> Node:
@@ -146,6 +170,24 @@ def norm(
 ) -> Node:
     """The older name of the vector norm."""
     return vector_norm(cx, x, 2 if p is None else p, dim, keepdim)
+
+
+@converts("dist")
+def dist(cx: Context, x: Node, y: Node, p: float = 2) -> Node:
+    """Norm of the difference, which is rounded to its type first, as in the composite."""
+    d = cx.b.map("sub", *cx.operands(x, y))
+    return vector_norm(cx, cx.b.cast(d, cx.out.dtype), p)
+
+
+@converts("renorm")
+def renorm(cx: Context, x: Node, p: float, dim: int, maxnorm: float) -> Node:
+    """Slices along ``dim`` whose norm n is above ``maxnorm`` times maxnorm / (n + 1e-7)."""
+    b, axis = cx.b, dim % x.type.rank
+    others = [i for i in range(x.type.rank) if i != axis]
+    kind = TensorType(tuple(x.shape[i] if i == axis else 1 for i in range(x.type.rank)), x.dtype.compute)
+    norm_ = vector_norm(Context(b, (kind,)), cx.up(x), p, others, keepdim=True)
+    factor = b.map("div", maxnorm, b.map("add", norm_, 1e-7))
+    return cx.finish(b.map("mul", cx.up(x), b.map("where", b.map("gt", norm_, maxnorm), factor, 1.0)))
 
 
 def _shifted(cx: Context, x: Node, dim: int) -> tuple[Node, tuple[int, ...]]:

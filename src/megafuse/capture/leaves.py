@@ -12,8 +12,10 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from megafuse.capture.scope import Place, Scope, content
+from megafuse.capture.state import real_table
 from megafuse.capture.types import Leaf
-from megafuse.core.errors import InputError
+from megafuse.core.errors import InputError, NotFusableError
 
 Fn = Callable[..., Any]
 
@@ -24,7 +26,7 @@ class FlatCall:
 
     ``leaves[i]`` is a leaf of ``(args, kwargs)``; ``tensors`` are the positions of tensors among them, ``labels``
     their names in messages; ``positional`` and ``keywords`` are the arguments' own trees. ``modules`` are the modules
-    of the function itself first, then those among the arguments.
+    of the function itself first, then those among the arguments, then those that it reaches in its ``scope``.
     """
 
     spec: pytree.TreeSpec
@@ -35,6 +37,7 @@ class FlatCall:
     labels: tuple[str, ...]
     modules: tuple[nn.Module, ...]
     module_at: tuple[int | None, ...]
+    scope: Scope
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -44,32 +47,55 @@ class FlatCall:
             for v in self.leaves
         )
         state = tuple(module_state(m) for top in self.modules for m in top.modules())
-        return (self.spec, constants, tuple(id(m) for m in self.modules), state)
+        ties = tuple((a, b) for (a, _), (b, _) in tied_places(self))
+        return (hashable(self.spec), constants, tuple(id(m) for m in self.modules), state, self.scope.state(), ties)
+
+
+def hashable(spec: pytree.TreeSpec) -> Any:
+    """The tree's structure as part of a key; before PyTorch 2.7 trees with dicts have no hash of their own."""
+    try:
+        hash(spec)
+    except TypeError:
+        context = tuple(spec.context) if isinstance(spec.context, list) else spec.context
+        return (spec.type, context, tuple(map(hashable, spec.children_specs)))
+    return spec
 
 
 def module_state(module: nn.Module) -> tuple[Any, ...]:
     """What tracing assumed of one module besides its parameters and buffers, cheap enough to look at on every call.
 
-    Mode, submodules and hooks, and its own attributes: plain values by value, everything else by identity. The values
-    of tensors among them are read at each call, so only which tensors they are counts.
+    Mode, submodules, hooks, names of parameters and buffers and which of them are None, and its own attributes: plain
+    values by value, everything else by identity. The values of tensors among them are read at each call, so only which
+    tensors they are counts.
     """
     own = module.__dict__
-    values = [v if type(v) in _PLAIN else _content(v) for k, v in own.items() if k not in _MODULE_INTERNALS]
-    hooks = len(module._forward_hooks) + len(module._forward_pre_hooks) + len(module._backward_hooks)
-    return (len(own), hooks, *map(id, module._modules.values()), *values)
+    values = [content(v) for k, v in own.items() if k not in _MODULE_INTERNALS]
+    hooks = sum(map(len, (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks,
+                          module._backward_pre_hooks)))  # fmt: skip
+    tables = module._parameters, module._buffers
+    missing = [name for table in tables for name, tensor in table.items() if tensor is None]
+    return (len(own), hooks, *tables[0], *tables[1], *missing, *map(id, module._modules.values()), *values)
 
 
-def _content(value: Any) -> Any:
-    """Lists, tuples and dicts by their items, one level deep; any other object by identity."""
-    if isinstance(value, dict):
-        return (*value, *(v if type(v) in _PLAIN else id(v) for v in value.values()))
-    if isinstance(value, list | tuple):
-        return tuple(v if type(v) in _PLAIN else id(v) for v in value)
-    return id(value)
-
-
-_PLAIN = (bool, int, float, str, type(None))
 _MODULE_INTERNALS = frozenset(nn.Module().__dict__) - {"training"}
+
+
+def tensor_places(call: FlatCall) -> Iterator[tuple[Any, Place]]:
+    """(label, place) of every parameter and buffer, under each of their names, and of tensors in the scope."""
+    for number, module in enumerate(call.modules):
+        for _, name, _ in named_state(module):
+            yield (number, name), state_place(call.modules, number, name)
+    for label_, (table, key) in call.scope.places.items():
+        if isinstance(table[key], torch.Tensor):
+            yield label_, (table, key)
+
+
+def tied_places(call: FlatCall) -> list[tuple[tuple[Any, Place], tuple[Any, Place]]]:
+    """Pairs of places where one and the same tensor is found, the first one first."""
+    first: dict[int, tuple[Any, Place]] = {}
+    pairs = ((first.setdefault(id(table[key]), (name, (table, key))), (name, (table, key)))
+             for name, (table, key) in tensor_places(call))  # fmt: skip
+    return [(one, other) for one, other in pairs if one[0] != other[0]]
 
 
 def without_tensors(call: FlatCall) -> FlatCall:
@@ -101,9 +127,12 @@ def flatten_call(fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatC
     for i, v in enumerate(leaves):
         if isinstance(v, nn.Module):
             _add(modules, place, v, i)
+    scope = Scope(fn, modules)
+    for module in scope.modules:
+        _add(modules, place, module, None)
     positional = tuple(pytree.tree_structure(a) for a in args)
     keywords = tuple((k, pytree.tree_structure(v)) for k, v in kwargs.items())
-    return FlatCall(spec, positional, keywords, leaves, tensors, labels, tuple(modules), tuple(place))
+    return FlatCall(spec, positional, keywords, leaves, tensors, labels, tuple(modules), tuple(place), scope)
 
 
 def _add(modules: list[nn.Module], place: list[int | None], module: nn.Module, at: int | None) -> None:
@@ -171,10 +200,11 @@ def named_state(module: nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
         yield "buffer", name, buffer
 
 
-def owner_of(module: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """The submodule that holds a parameter or buffer, and its name there."""
+def state_place(modules: Sequence[nn.Module], number: int, name: str) -> Place:
+    """The table that holds a parameter or buffer, and its name there."""
     head, _, last = name.rpartition(".")
-    return module.get_submodule(head), last
+    owner = modules[number].get_submodule(head)
+    return real_table(owner._parameters if last in owner._parameters else owner._buffers), last
 
 
 class LeafGetter:
@@ -188,18 +218,20 @@ class LeafGetter:
         self._args = [leaf.path[0] for leaf in leaves if leaf.kind == "arg"]
         rest = [leaf for leaf in leaves if leaf.kind != "arg"]
         self._state = [self._source(leaf, call.modules) for leaf in rest]
+        self._ties = [(a, b) for (_, a), (_, b) in tied_places(call)]
 
     def _all_positional_tensors(self) -> bool:
         tensors = all(isinstance(v, torch.Tensor) for v in self._call.leaves)
         return tensors and not self._call.keywords and all(s.is_leaf() for s in self._call.positional)
 
-    def _source(self, leaf: Leaf, modules: tuple[nn.Module, ...]) -> tuple[dict[Any, Any], Any]:
-        """The dictionary and key under which a non-argument leaf is found at every call."""
+    def _source(self, leaf: Leaf, modules: tuple[nn.Module, ...]) -> Place:
+        """The table and key under which a non-argument leaf is found at every call."""
         if leaf.kind == "const":
-            return self._constants, leaf.path[0]  # type: ignore[return-value]
+            return self._constants, leaf.path[0]
+        if leaf.kind == "outer":
+            return self._call.scope.places[str(leaf.path[0])]
         number, name = leaf.path
-        owner, last = owner_of(modules[int(number)], str(name))
-        return (owner._parameters if leaf.kind == "param" else owner._buffers), last
+        return state_place(modules, int(number), str(name))
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors of the leaves, in order.
@@ -207,12 +239,25 @@ class LeafGetter:
         Raises:
             InputError: the arguments do not have the captured call's structure; the message names the argument.
         """
+        if self._ties and any(a[m] is not b[n] for (a, m), (b, n) in self._ties):
+            raise InputError("parameters that were one tensor at capture are no longer", hint="fuse again")
         if self._simple and not kwargs and len(args) == len(self._names) and all(
             isinstance(a, torch.Tensor) for a in args
         ):  # fmt: skip
             tensors: list[Any] = [args[i] for i in self._args]  # type: ignore[index]
-            return tensors + [table[key] for table, key in self._state]
+            return tensors + _read(self._state)
         return self._general(args, kwargs)
+
+    def check_same_places(self, leaves: Sequence[Leaf]) -> None:
+        """Another capture of the same structure takes its tensors from the same places.
+
+        Raises:
+            NotFusableError: it does not.
+        """
+        here, there = ([leaf.path for leaf in some if leaf.kind != "const"] for some in (self._leaves, leaves))
+        if here != there:
+            odd = [str(p[0]) for p in (*here, *there) if p not in here or p not in there] or ["outer tensors"]
+            raise NotFusableError(f"calls of different sizes or types differ in whether they read {odd[0]}")
 
     def put_back(
         self, tensors: Sequence[torch.Tensor]
@@ -226,7 +271,7 @@ class LeafGetter:
             given[at] = tensor
         args, kwargs = pytree.tree_unflatten(given, self._call.spec)
         state = [table[key] for table, key in self._state]
-        swaps = {id(old): new for old, new in zip(state, tensors[len(self._args) :], strict=True)}
+        swaps = {id(old): new for old, new in zip(state, tensors[len(self._args) :], strict=False)}  # but for constants
         return args, kwargs, swaps
 
     def _general(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -237,7 +282,7 @@ class LeafGetter:
             self._check(new, old, name)
         tensors = [v for v in flat if isinstance(v, torch.Tensor)]
         state = self._state if self._same_modules(flat) else self._resolve(flat)
-        return [tensors[i] for i in self._args] + [table[key] for table, key in state]  # type: ignore[index]
+        return [tensors[i] for i in self._args] + _read(state)  # type: ignore[index]
 
     def _same_modules(self, flat: list[Any]) -> bool:
         return all(at is None or flat[at] is m for m, at in zip(self._call.modules, self._call.module_at, strict=True))
@@ -247,6 +292,8 @@ class LeafGetter:
         modules = tuple(
             m if at is None else flat[at] for m, at in zip(self._call.modules, self._call.module_at, strict=True)
         )
+        if not all(map(_alike, self._call.modules, modules)):
+            raise InputError("a module argument is in another state than at capture", hint="fuse again for it")
         try:
             return [self._source(leaf, modules) for leaf in self._leaves if leaf.kind != "arg"]
         except AttributeError as error:
@@ -280,6 +327,29 @@ class LeafGetter:
             if pytree.tree_structure(value) != spec:
                 return f"argument {name} has another structure than at capture: got {_kind(value)}"
         return "the arguments have another structure than at capture"
+
+
+def _read(state: Sequence[Place]) -> list[Any]:
+    try:
+        return [table[key] for table, key in state]
+    except KeyError as error:
+        raise InputError(f"{error} is no longer there", hint="fuse again") from error
+
+
+def _alike(old: nn.Module, new: nn.Module) -> bool:
+    """Both have parts of the same kinds in the same state, and no tensors but parameters and buffers."""
+    if old is new:
+        return True
+    pairs = [*zip(old.modules(), new.modules(), strict=False)]
+    return len(pairs) == len([*new.modules()]) and all(
+        type(a) is type(b) and _own_state(a) == _own_state(b) and torch.Tensor not in _own_state(b) for a, b in pairs
+    )
+
+
+def _own_state(module: nn.Module) -> tuple[Any, ...]:
+    """The module's state without its submodules and what is told apart by identity only."""
+    ids = {id(v) for v in (*module._modules.values(), *module.__dict__.values())}
+    return tuple(v for v in module_state(module) if type(v) is not int or v not in ids)
 
 
 def _kind(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,16 @@ class Constants:
     def __init__(self) -> None:
         self.found: list[torch.Tensor] = []
         self.made: list[int] = []
+        self.outer: list[str] = []
+
+    def put_first(self, labels: Mapping[int, str]) -> None:
+        """Move tensors that were reached at labelled places to the front; ``outer`` are their labels."""
+        made = set(self.made)
+        first = [i for i, t in enumerate(self.found) if id(t) in labels and i not in made]
+        order = [*first, *(i for i in range(len(self.found)) if i not in set(first))]
+        self.outer = [labels[id(self.found[i])] for i in first]
+        self.made = [order.index(i) for i in self.made]
+        self.found = [self.found[i] for i in order]
 
     def reach(self, tensor: torch.Tensor) -> int:
         """Index of a tensor among the constants; new ones are added."""
@@ -125,6 +135,21 @@ class TraceMode(TorchFunctionMode):
                 return tensor
             return self.constant(self.constants.reach(tensor))
         return self.swaps[id(tensor)]
+
+
+class Substituted(TorchFunctionMode):
+    """Within the context ops take other tensors for those that ``swaps`` names by their ids."""
+
+    def __init__(self, swaps: Mapping[int, torch.Tensor]) -> None:
+        super().__init__()
+        self.swaps = swaps
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one call with its tensors replaced."""
+        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: self.swaps.get(id(t), t), (args, kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def _weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor:

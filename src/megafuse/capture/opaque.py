@@ -13,12 +13,20 @@ from megafuse.core.errors import CaptureError
 from megafuse.ir.graph import Builder, Node
 from megafuse.ir.types import Opaque, TensorType
 
+_GATHERS = "embedding gather index index_select _unsafe_index embedding_bag _embedding_bag masked_scatter take"
+_SCATTERS = (
+    "scatter scatter_add scatter_reduce index_put _unsafe_index_put index_add index_fill index_copy "
+    "embedding_dense_backward _embedding_bag_backward masked_scatter_backward"
+)
+_WINDOWS = "max_pool2d_with_indices max_pool3d_with_indices im2col col2im"
 _REASONS = {
-    "embedding": "gathers rows by index", "gather": "gathers by index", "index": "gathers by index",
-    "index_select": "gathers by index", "scatter": "scatters by index", "scatter_add": "scatters by index",
-    "index_put": "scatters by index", "index_add": "scatters by index", "convolution": "convolution",
-    "convolution_backward": "convolution", "embedding_dense_backward": "scatters by index",
-    "sort": "sorts", "topk": "sorts", "cumsum": "scan", "cumprod": "scan", "logcumsumexp": "scan",
+    **dict.fromkeys(_GATHERS.split(), "gathers by index"), **dict.fromkeys(_SCATTERS.split(), "scatters by index"),
+    **dict.fromkeys(("convolution", "convolution_backward"), "convolution"),
+    **dict.fromkeys("sort topk median nanmedian kthvalue mode".split(), "sorts"),
+    **dict.fromkeys("cumsum cumprod logcumsumexp cummax cummin".split(), "scan"),
+    **dict.fromkeys("bucketize searchsorted isin".split(), "searches"),
+    **dict.fromkeys("igamma igammac special_zeta frexp gcd lcm".split(), "iterates, with no closed formula"),
+    **dict.fromkeys(_WINDOWS.split(), "windows"),
 }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import linecache
 import os
+import re
 import sys
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -19,6 +20,7 @@ TORCH_DIR = str(Path(torch.__file__).absolute().parent) + os.sep
 CAPTURE_DIR = str(Path(__file__).absolute().parent) + os.sep
 _NN_DIR = str(Path(TORCH_DIR) / "nn" / "modules") + os.sep
 _MARK = "megafuse:"
+_TRACE_LINE = re.compile(r'^ *File "(.+)", line (\d+)', re.MULTILINE)
 
 
 def is_library(filename: str) -> bool:
@@ -42,12 +44,24 @@ def current_origin(stop: str) -> Origin | None:
         name = frame.f_code.co_filename
         if frame.f_code.co_name == stop and name.startswith(CAPTURE_DIR):
             break
-        if not is_library(name):
-            return origin_at(name, frame.f_lineno)
+        found = recorded_origin(frame) or (None if is_library(name) else origin_at(name, frame.f_lineno))
+        if found is not None:
+            return found
         if library is None and name.startswith(_NN_DIR):
             library = frame
         frame = frame.f_back
     return None if library is None else origin_at(library.f_code.co_filename, library.f_lineno)
+
+
+def recorded_origin(frame: FrameType) -> Origin | None:
+    """Where ``frame`` is fx running a recorded node: the innermost line of the user's code that the node came from."""
+    code = frame.f_code
+    if code.co_name != "run_node" or not code.co_filename.startswith(TORCH_DIR):
+        return None
+    trace = getattr(frame.f_locals.get("n"), "stack_trace", None)
+    lines = [(file, int(line)) for file, line in _TRACE_LINE.findall(trace or "")]
+    users = [at for at in lines if not is_library(at[0])] or lines
+    return origin_at(*users[-1]) if users else None
 
 
 def traceback_origin(tb: TracebackType | None) -> Origin | None:
@@ -55,8 +69,7 @@ def traceback_origin(tb: TracebackType | None) -> Origin | None:
     found: Origin | None = None
     while tb is not None:
         name = tb.tb_frame.f_code.co_filename
-        if not is_library(name):
-            found = origin_at(name, tb.tb_lineno)
+        found = recorded_origin(tb.tb_frame) or (found if is_library(name) else origin_at(name, tb.tb_lineno))
         tb = tb.tb_next
     return found
 

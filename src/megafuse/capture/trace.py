@@ -12,19 +12,24 @@ from torch._functorch.aot_autograd import aot_function
 from torch.fx import traceback as fx_traceback
 from torch.utils import _pytree as pytree
 
+from megafuse.capture.autocast import autocast_on
+from megafuse.capture.checks import REGISTER, check_side_effects
 from megafuse.capture.composites import composite_gradients, op_without_gradient
 from megafuse.capture.leaves import FlatCall, Fn
 from megafuse.capture.modes import Constants, TraceMode, stand_in
 from megafuse.capture.origins import raised_by_user, traceback_origin
 from megafuse.capture.state import swapped_state
+from megafuse.capture.strides import RealStrides
 from megafuse.capture.types import OutSpec
-from megafuse.core.errors import CaptureError, MegafuseError
+from megafuse.core.errors import CaptureError, MegafuseError, users_error
+from megafuse.ir.views import is_dense
 
 _DATA_DEPENDENT = (
     "called on meta tensors", "out of meta tensor", "data-dependent", "datadependent", "unbacked",
     "_local_scalar_dense", "nonzero", "aten::masked_select", "aten::equal", "boolean value of tensor",
 )  # fmt: skip
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+STAGE = "while megafuse traced it for the first call of this kind (capture, on tensors without data)"
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
 
 @dataclass
@@ -49,6 +54,7 @@ class Subject:
     sources: list[Source]
     device: torch.device
     constants: Constants = field(default_factory=Constants)
+    changed: list[str] = field(default_factory=list)  # attributes of modules that the last run changed
 
     def run(self, stand_ins: Sequence[torch.Tensor], constants: Sequence[torch.Tensor] | None) -> Any:
         """Call the function on stand-ins, one for each source."""
@@ -59,11 +65,16 @@ class Subject:
                 arguments[self.call.tensors[int(source.path[0])]] = tensor
         by_id = {id(s.tensor): t for s, t in zip(self.sources, stand_ins, strict=True)}
         args, kwargs = pytree.tree_unflatten(arguments, self.call.spec)
-        with swapped_state(self.call.modules, swaps):
+        with swapped_state(self.call.modules, swaps) as self.changed:
             mode = TraceMode(by_id | swaps, self.constants, constants, self.device, stop="run")
-            with mode:
+            with mode, autocast_on("cpu" if self.device.type == "cpu" else "cuda", self.cast_once(stand_ins)):
                 result = self.fn(*args, **kwargs)
             return result, self.rebound(swaps)
+
+    def cast_once(self, stand_ins: Sequence[torch.Tensor]) -> set[int]:
+        """Ids of the stand-ins of leaves that require gradients: autocast casts each of those once."""
+        pairs = zip(self.sources, stand_ins, strict=True)
+        return {id(t) for s, t in pairs if s.tensor.requires_grad and s.tensor.is_leaf and not s.tensor._is_view()}
 
     def rebound(self, swaps: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """Buffers that the function bound to new tensors: source number -> new tensor."""
@@ -85,8 +96,8 @@ class Subject:
 class DryRun:
     """What the dry run on stand-ins told of the user's output.
 
-    ``mutable`` are the leaves that may change in place: all buffers (a batch norm on stand-ins leaves no trace of its
-    change), and what was seen to change. Each becomes a forward output; those that stay as they are go again.
+    ``mutable`` are the leaves that may change in place: what may be a buffer (a batch norm on stand-ins leaves no trace
+    of its change), and what was seen to change. Each becomes a forward output; those that stay as they are go again.
     """
 
     spec: OutSpec
@@ -115,15 +126,17 @@ def dry_run(subject: Subject) -> DryRun:
     stand_ins = [stand_in(s.tensor) for s in subject.sources]
     versions = [t._version for t in stand_ins]
     try:
-        result, rebound = subject.run(stand_ins, None)
+        with RealStrides():
+            result, rebound = subject.run(stand_ins, None)
     except Exception as error:
         explain(error, subject)
-    flat, spec = pytree.tree_flatten(result)
+    check_side_effects(subject.changed, subject.call.modules)
+    flat, spec = pytree.tree_flatten(result, is_leaf=lambda v: isinstance(v, torch.Size))  # else it becomes a tuple
     tensors = [v for v in flat if isinstance(v, torch.Tensor)]
     places = iter(range(len(tensors)))
-    leaves = tuple(("tensor", next(places)) if isinstance(v, torch.Tensor) else ("value", _plain(v)) for v in flat)
+    leaves = tuple(("tensor", next(places)) if isinstance(v, torch.Tensor) else _constant(v) for v in flat)
     changed = [i for i, (t, v) in enumerate(zip(stand_ins, versions, strict=True)) if t._version != v]
-    _check_mutations(subject, changed)
+    _check_mutations(subject, changed, stand_ins)
     storages = {_storage(t): i for i, t in reversed(list(enumerate(stand_ins)))}
     return DryRun(
         OutSpec(spec, leaves),
@@ -131,8 +144,15 @@ def dry_run(subject: Subject) -> DryRun:
         tuple(t.requires_grad for t in tensors),
         tuple(storages.get(_storage(t)) for t in tensors),
         tuple(_first_with(_storage(t), tensors[:i]) for i, t in enumerate(tensors)),
-        tuple(sorted({*changed, *rebound, *(i for i, s in enumerate(subject.sources) if s.kind == "buffer")})),
+        tuple(sorted({*changed, *rebound, *(i for i, s in enumerate(subject.sources) if _may_change(s))})),
     )
+
+
+def _may_change(source: Source) -> bool:
+    """Buffers, and what may be one: a dense argument without a gradient, such as the statistics of a batch norm."""
+    tensor = source.tensor
+    plain = source.kind == "arg" and not tensor.requires_grad and is_dense(tensor.shape, tensor.stride())
+    return source.kind == "buffer" or plain
 
 
 def _first_with(storage: int, tensors: Sequence[torch.Tensor]) -> int | None:
@@ -143,20 +163,25 @@ def _storage(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _plain(value: Any) -> Any:
+def _constant(value: Any) -> tuple[str, Any]:
+    if isinstance(value, torch.Size):
+        return "size", tuple(value)
     if not isinstance(value, _PLAIN) and any(
         isinstance(v, torch.Tensor) for v in getattr(value, "__dict__", {}).values()
     ):
         raise CaptureError(
             f"the output holds tensors inside a {type(value).__name__}",
-            hint="return tensors, tuples, lists or dicts, or register the class with torch's pytree",
+            hint=f"return tensors, tuples, lists or dicts, or call {REGISTER} for the class",
         )
-    return value
+    return "value", value
 
 
-def _check_mutations(subject: Subject, changed: Sequence[int]) -> None:
+def _check_mutations(subject: Subject, changed: Sequence[int], stand_ins: Sequence[torch.Tensor]) -> None:
     for i in changed:
         source = subject.sources[i]
+        if stand_ins[i].grad_fn is not None:
+            raise CaptureError(f"{source.label} is changed in place by values that take part in gradients",
+                               hint="return the new value instead, or change it under torch.no_grad()")  # fmt: skip
         shared = [s.label for s in subject.sources if s is not source and _overlap(s.tensor, source.tensor)]
         if shared:
             raise CaptureError(f"{source.label} is changed in place and shares memory with {shared[0]}",
@@ -174,8 +199,10 @@ def explain(error: Exception, subject: Subject) -> NoReturn:
     text = str(error)
     where = traceback_origin(error.__traceback__)
     line = f"{where}  {where.code}" if where else None
-    if isinstance(error, MegafuseError) or raised_by_user(error.__traceback__):
+    if isinstance(error, MegafuseError):
         raise error
+    if raised_by_user(error.__traceback__):
+        raise users_error(error, STAGE)
     if any(mark in text.lower() or mark in type(error).__name__.lower() for mark in _DATA_DEPENDENT):
         raise CaptureError(
             f"the control flow or a shape depends on a tensor's values: {_first_line(text)}",
@@ -185,7 +212,7 @@ def explain(error: Exception, subject: Subject) -> NoReturn:
     if isinstance(error, RuntimeError):
         raise CaptureError(f"PyTorch refused the call: {_first_line(text)}", where=line,
                            hint=argument_kinds(subject)) from error  # fmt: skip
-    raise error
+    raise users_error(error, STAGE)
 
 
 def _first_line(text: str) -> str:

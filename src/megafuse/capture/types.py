@@ -20,9 +20,10 @@ class Leaf:
     """Where a graph input comes from at call time.
 
     ``path`` is ``(i,)`` for an ``arg`` (i-th tensor among the flattened arguments), ``(module, name)`` for a ``param``
-    or ``buffer`` (number of the module among those found, qualified name in it), and ``(i,)`` for a ``const``
-    (``Captured.constants[i]``: a tensor the function reached without being given it). ``alias`` is the first leaf
-    that shares this one's storage. ``label`` names the leaf in messages.
+    or ``buffer`` (number of the module among those found, qualified name in it), ``(label,)`` for an ``outer`` (a
+    tensor at a place of the callable's scope, read there at each call: a closure variable, a global, an attribute) and
+    ``(i,)`` for a ``const`` (``Captured.constants[i]``: a tensor made in the function, or reached through some other
+    object). ``alias`` is the first leaf that shares this one's storage. ``label`` names the leaf in messages.
     """
 
     kind: str
@@ -97,14 +98,19 @@ class SupportReport:
 
 @dataclass(frozen=True)
 class OutSpec:
-    """The user's output structure. ``leaves[i]`` is a position among the output tensors, or a constant."""
+    """The user's output structure.
+
+    ``leaves[i]`` is ("tensor", position among the output tensors), ("size", numbers of a ``torch.Size``) or ("value", a
+    constant).
+    """
 
     spec: pytree.TreeSpec
     leaves: tuple[tuple[str, Any], ...]
 
     def build(self, tensors: Sequence[Any]) -> Any:
         """The user's output, from its tensors in order."""
-        return pytree.tree_unflatten([tensors[v] if k == "tensor" else v for k, v in self.leaves], self.spec)
+        made = [tensors[v] if k == "tensor" else torch.Size(v) if k == "size" else v for k, v in self.leaves]
+        return pytree.tree_unflatten(made, self.spec)
 
     @property
     def num_tensors(self) -> int:

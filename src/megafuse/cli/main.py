@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -12,11 +14,13 @@ import typer
 from megafuse.cli.cache import cache_report, clear_cache
 from megafuse.cli.demo import run_demo
 from megafuse.cli.doctor import doctor_report
+from megafuse.cli.fuzz import cases, run_fuzz
 from megafuse.cli.planning import plan_selection
 from megafuse.cli.running import check_selection
 from megafuse.cli.selection import Selection, takes_selection
 from megafuse.cli.show import Stage, show_stage
-from megafuse.core.errors import MegafuseError
+from megafuse.cli.targets import pick_device
+from megafuse.core.errors import MegafuseError, stage_of, trimmed
 from megafuse.explanation import format_plan
 
 BAD_INPUT = 2
@@ -78,6 +82,22 @@ def check(
 
 
 @app.command()
+def fuzz(
+    count: Annotated[int, typer.Option(help="modules")] = 200,
+    seed: Annotated[int, typer.Option(help="number of the first module")] = 0,
+    dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16, or all: each module one of them in turn")] = "all",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    jobs: Annotated[int, typer.Option(help="processes")] = 2,
+    seconds: Annotated[float, typer.Option(help="start no module after so many seconds")] = math.inf,
+    each: Annotated[float, typer.Option(help="seconds that one module may take")] = 120.0,
+    reduce_for: Annotated[float, typer.Option(help="seconds for making a failing module smaller")] = 60.0,
+) -> None:
+    """Check random modules; print what fails as a small program, and how to have it again."""
+    todo = cases(seed, count, dtype, pick_device(Selection(device=device)))
+    raise typer.Exit(0 if run_fuzz(todo, jobs=jobs, seconds=seconds, each=each, reduce_for=reduce_for) else FAILED)
+
+
+@app.command()
 def doctor() -> None:
     """Show versions, GPU, compilers and cache, and what works here."""
     typer.echo(doctor_report())
@@ -99,4 +119,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if debug:
             raise
         typer.echo(f"error: {error}", err=True)
+        sys.exit(BAD_INPUT)
+    except Exception as error:
+        stage = stage_of(error)
+        if debug or stage is None:
+            raise
+        lines = traceback.format_list(traceback.extract_tb(trimmed(error).__traceback__))
+        said = "".join(traceback.format_exception_only(error)).strip().splitlines()[0]
+        typer.echo(f"error in your code, {stage}:\n{''.join(lines)}{said}", err=True)
         sys.exit(BAD_INPUT)

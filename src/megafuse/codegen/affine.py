@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from megafuse.codegen.program import Affine, Axis, Guard
+from megafuse.core.sizes import may_exceed
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def runs(affine: Affine, axes: Sequence[Axis]) -> list[Run]:
         head = found[-1] if found else None
         if head and head.first == at + 1 and (size == 1 or stride == head.stride * head.size):
             found[-1] = Run(at, head.last, head.stride, head.below, head.size * size)
-        elif stride and size > 1:
+        elif stride and size != 1:
             found.append(Run(at, at, stride, below, size))
         below *= size
     return found[::-1]
@@ -58,4 +59,4 @@ def bounds(affine: Affine, sizes: Mapping[str, int]) -> tuple[int, int]:
 def needed(guard: Guard, sizes: Mapping[str, int]) -> tuple[bool, bool]:
     """Whether the lower and the upper bound of ``guard`` can fail at all."""
     low, high = bounds(guard.index, sizes)
-    return low < guard.lo, high >= guard.hi
+    return may_exceed(guard.lo, low), may_exceed(high + 1, guard.hi)

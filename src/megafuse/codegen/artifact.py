@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from megafuse.core.dtypes import DType
+from megafuse.core.sizes import settle
 
 
 @dataclass(frozen=True)
@@ -14,6 +16,8 @@ class KernelSource:
 
     ``entry`` is the function's name in ``text``. ``params`` are the pointer arguments in call order: (name, dtype).
     ``text`` is a complete Python module: it needs triton (or numpy and ml_dtypes) and nothing of megafuse.
+    ``dims`` are the open sizes, integer arguments behind the pointers, and ``grid`` may depend on them; ``sizes`` are
+    their values once these are known (``at``).
     """
 
     entry: str
@@ -24,6 +28,14 @@ class KernelSource:
     num_warps: int
     num_stages: int
     writes: tuple[int, ...] = ()  # positions in params of buffers that the kernel writes
+    dims: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+
+    def at(self, values: Mapping[str, int]) -> KernelSource:
+        """The kernel for given values of the open sizes."""
+        if not self.dims:
+            return self
+        return replace(self, grid=settle(self.grid, values), sizes=tuple(values[d] for d in self.dims))
 
     @property
     def digest(self) -> str:
@@ -38,11 +50,12 @@ class HostSource:
 
     The runtime supplies the names in ``needs`` (kernel launchers, allocation, library calls) as module globals.
     ``forward(*inputs) -> (outputs, saved)`` and ``backward(saved, tangents) -> grads`` take and return lists; lists
-    passed in are emptied as their tensors die.
+    passed in are emptied as their tensors die. ``dims`` are the open sizes, whose values are module globals too.
     """
 
     text: str
     needs: tuple[str, ...]
+    dims: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,3 +65,7 @@ class Artifact:
     kernels: tuple[KernelSource, ...]
     host: HostSource
     notes: tuple[str, ...] = field(default=())
+
+    def at(self, values: Mapping[str, int]) -> Artifact:
+        """The sources for given values of the open sizes."""
+        return replace(self, kernels=tuple(k.at(values) for k in self.kernels)) if values else self

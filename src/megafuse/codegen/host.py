@@ -10,7 +10,8 @@ The text imports nothing. The runtime (or the preamble of an exported file) supp
   for None;
 * ``mm, bmm(a, b, out=)`` and ``addmm, baddbmm(bias, a, b, out=)``: library matrix products;
 * ``opaque(call, args)``: runs an ATen call of the captured graph, returns the tuple of its results;
-* dtype tokens (``f32``, ``bf16``, ...; ``bool_``) and one launcher per kernel, under the kernel's name.
+* dtype tokens (``f32``, ``bf16``, ...; ``bool_``) and one launcher per kernel, under the kernel's name;
+* the values of open sizes (``n``), where the step serves several.
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ from megafuse.codegen.names import RESERVED, Namer
 from megafuse.codegen.writer import LINE, Writer
 from megafuse.core.dtypes import DType
 from megafuse.core.errors import VerifyError
+from megafuse.core.sizes import may_exceed, open_dims
 from megafuse.schedule.types import Alloc, Buffer, Call, DotCall, Free, Launch, OpaqueCall, Step, View
 
 HELPERS = ("empty", "view", "detached", "fresh", "arrange", "mm", "bmm", "addmm", "baddbmm", "opaque")
-_ARGUMENTS = ("inputs", "saved", "tangents", "forward", "backward", "SAVED_INPUTS", "SAVED_STRIDES", "OVERWRITTEN", "_")
+_ARGUMENTS = ("inputs", "saved", "tangents", "forward", "backward", "_")
+_CONSTANTS = ("SAVED_INPUTS", "SAVED_STRIDES", "OVERWRITTEN", "RETURNED_AGAIN")
 _HEAD = """Launch code of one fused step.
 
 forward(inputs) -> (outputs, saved); backward(saved, tangents) -> grads. All are lists of tensors (None: no tensor); the
 lists passed in are emptied, so that a tensor dies after its last use."""
+_OPEN = "\n\nSizes that differ from call to call are names whose values the module is given when it is loaded."
 
 
 def print_host(step: Step, kernel_names: Sequence[str], *, tangent_base: int = 0) -> HostSource:
@@ -41,24 +45,28 @@ def print_host(step: Step, kernel_names: Sequence[str], *, tangent_base: int = 0
     ``tangents[j]`` is the tangent buffer of position ``tangent_base + j``: where tangents are numbered after the graph
     inputs, ``tangent_base`` is the number of the latter. ``saved[i]`` is ``step.saved[i]``. Three module constants go
     with the functions: ``SAVED_INPUTS[i]``, the input that ``saved[i]`` is (-1: none), ``SAVED_STRIDES[i]``, the
-    strides that backward relies on, and ``OVERWRITTEN``, the positions in ``saved`` that backward writes over.
+    strides that backward relies on, and ``OVERWRITTEN``, the positions in ``saved`` that backward writes over. Where an
+    output is one tensor with a later output, ``RETURNED_AGAIN`` holds its position.
 
     Raises:
         VerifyError: a call uses a buffer that is not there, or writes to memory that the caller sees.
     """
-    names = _buffer_names(step, kernel_names)
+    dims = open_dims((step.buffers, step.forward, step.backward, step.outputs, step.grads))
+    names = _buffer_names(step, kernel_names, [d.name for d in dims])
     writer = Writer()
-    writer.raw(f'"""{_HEAD}\n"""')
+    writer.raw(f'"""{_HEAD}{_OPEN * bool(dims)}\n"""')
     writer.blank()
     writer.line(f"SAVED_INPUTS = {_tuple(_saved_inputs(step))}")
     writer.call(
         "SAVED_STRIDES = (", [str(step.buffer(n).strides) for n in step.saved], ",)" if len(step.saved) == 1 else ")"
     )
     writer.line(f"OVERWRITTEN = {_tuple(_overwritten(step))}")
+    if again := [i for i, view in enumerate(step.outputs) if view is not None and view in step.outputs[i + 1 :]]:
+        writer.line(f"RETURNED_AGAIN = {_tuple(again)}")
     needs = _Function(step, names, kernel_names, writer).forward()
     if step.backward or any(g is not None for g in step.grads):
         needs |= _Function(step, names, kernel_names, writer).backward(tangent_base)
-    return HostSource(writer.text, tuple(sorted(needs)))
+    return HostSource(writer.text, tuple(sorted(needs)), tuple(d.name for d in dims))
 
 
 def dtype_token(dtype: DType) -> str:
@@ -89,8 +97,17 @@ def _tuple(values: Iterable[object]) -> str:
     return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
 
 
-def _buffer_names(step: Step, kernel_names: Sequence[str]) -> dict[str, str]:
-    taken = {*RESERVED, *dir(builtins), *HELPERS, *_ARGUMENTS, *kernel_names, *map(dtype_token, DType)}
+def _buffer_names(step: Step, kernel_names: Sequence[str], dims: Sequence[str]) -> dict[str, str]:
+    taken = {
+        *RESERVED,
+        *dir(builtins),
+        *HELPERS,
+        *_ARGUMENTS,
+        *_CONSTANTS,
+        *kernel_names,
+        *map(dtype_token, DType),
+        *dims,
+    }
     namer = Namer(frozenset(taken))
     return {b.name: namer.one(b.name) for b in step.buffers}
 
@@ -144,7 +161,7 @@ def _extent(view: View) -> tuple[int, int]:
 
 def _overlap(a: View, b: View) -> bool:
     (a_lo, a_hi), (b_lo, b_hi) = _extent(a), _extent(b)
-    return a.buffer == b.buffer and a_lo < b_hi and b_lo < a_hi
+    return a.buffer == b.buffer and may_exceed(b_hi, a_lo) and may_exceed(a_hi, b_lo)
 
 
 class _Function:
@@ -211,7 +228,7 @@ class _Function:
         return sorted(found, key=lambda b: b.position)
 
     def _load(self, buffer: Buffer, source: str) -> None:
-        shape = ", ".join(map(str, buffer.shape))
+        shape = ", ".join(map(repr, buffer.shape))
         self.writer.line(f"{self.names[buffer.name]} = {source}  # {buffer.dtype.value}[{shape}]")
         self.live.add(buffer.name)
 

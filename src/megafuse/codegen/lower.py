@@ -24,14 +24,13 @@ from megafuse.codegen.program import (
     TileProgram,
 )
 from megafuse.core.dtypes import DType
+from megafuse.core.sizes import huge
 from megafuse.ir.graph import Node
 from megafuse.ir.index import combine
 from megafuse.ir.nest import Root
 from megafuse.ir.trace import Inst
 from megafuse.ir.types import Reduce
 from megafuse.schedule.types import Buffer, KernelSchedule, PhaseSchedule, Target
-
-WIDE = 2**31
 
 
 def lower_kernel(kernel: KernelSchedule, buffers: Mapping[str, Buffer], names: Mapping[Node, str]) -> TileProgram:
@@ -46,7 +45,7 @@ def lower_kernel(kernel: KernelSchedule, buffers: Mapping[str, Buffer], names: M
 
 def _param(buffer: Buffer, written: bool) -> Param:
     span = 1 + sum((n - 1) * abs(s) for n, s in zip(buffer.shape, buffer.strides, strict=True))
-    return Param(buffer.name, buffer.dtype, buffer.shape, buffer.strides, written, span >= WIDE)
+    return Param(buffer.name, buffer.dtype, buffer.shape, buffer.strides, written, huge(span))
 
 
 @dataclass

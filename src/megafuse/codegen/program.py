@@ -10,7 +10,11 @@ walks *rows* and holds *columns*:
   time once per pass when ``col_block`` is set, or spread over the second grid axis when ``col_grid`` is set.
 
 Program id 0 is ``fixed_index * num_chunks + chunk`` (fixed axes row-major); program id 1 is the column block when
-``col_grid`` is set. Every value has a level that says which of the two directions it varies in.
+``col_grid`` is set. Where there may be more column blocks than the second grid axis takes, program id 0 counts both:
+``(fixed_index * num_chunks + chunk) * col_blocks + column block``. Every value has a level that says which of the two
+directions it varies in.
+
+Sizes and strides may be open (``core.sizes``): the kernel then takes ``dims`` as integer arguments after its buffers.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from dataclasses import dataclass
 
 from megafuse.core.dtypes import DType
 from megafuse.core.errors import VerifyError
+from megafuse.core.sizes import Dim, ceil_div, is_open, may_exceed, open_dims
 from megafuse.ir.index import Affine, Axis, Guard
 
 
@@ -32,6 +37,8 @@ class Level(enum.Enum):
     COL = "col"
     TILE = "tile"
 
+
+MOST_BLOCKS = 65535  # of the second grid axis
 
 __all__ = ["Affine", "Axis", "Guard"]
 
@@ -200,14 +207,20 @@ class Phase:
     @property
     def num_chunks(self) -> int:
         """Chunks into which the loop rows are cut."""
-        return max(1, math.ceil(self.loop_size / self.rows_per_chunk))
+        rows = self.rows_per_chunk
+        return ceil_div(self.loop_size, rows) if may_exceed(self.loop_size, rows) else 1
+
+    @property
+    def col_blocks(self) -> int:
+        """Programs over which the columns are spread."""
+        return ceil_div(self.num_cols, self.pieces[0]) if self.col_grid else 1
 
 
 @dataclass(frozen=True)
 class Param:
     """A buffer argument of a kernel. ``shape``/``strides`` are its logical layout, for comments and checks.
 
-    ``written`` is true for outputs. ``wide`` asks for 64-bit offsets (2**31 or more elements spanned).
+    ``written`` is true for outputs. ``wide`` asks for 64-bit offsets (2**31 or more elements may be spanned).
     """
 
     name: str
@@ -230,9 +243,23 @@ class TileProgram:
     num_stages: int = 1
 
     @property
+    def programs(self) -> int:
+        """Programs that differ in their rows."""
+        return math.prod(a.size for a in self.phases[0].fixed) * self.phases[0].num_chunks
+
+    @property
+    def one_grid_axis(self) -> bool:
+        """The column blocks are counted by program id 0 too."""
+        blocks = self.phases[0].col_blocks
+        return is_open(blocks) or blocks > MOST_BLOCKS
+
+    @property
     def grid(self) -> tuple[int, int]:
         """Numbers of programs along the two grid axes."""
-        first = self.phases[0]
-        fixed = math.prod(a.size for a in first.fixed)
-        cols = math.ceil(first.num_cols / first.pieces[0]) if first.col_grid else 1
-        return fixed * first.num_chunks, cols
+        blocks = self.phases[0].col_blocks
+        return (self.programs * blocks, 1) if self.one_grid_axis else (self.programs, blocks)
+
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        """The open sizes, by name."""
+        return open_dims((self.params, [(p.fixed, p.loop, p.cols, p.rows_per_chunk, p.passes) for p in self.phases]))

@@ -22,6 +22,7 @@ from megafuse.codegen.program import TileProgram
 from megafuse.codegen.triton import print_kernel as print_triton
 from megafuse.core.device import DeviceSpec
 from megafuse.core.errors import InputError, MegafuseError, VerifyError
+from megafuse.core.sizes import OpenSize
 from megafuse.fusion.plan import Cover
 from megafuse.fusion.planner import CoverOption, cover_options
 from megafuse.ir.copies import with_copies
@@ -36,7 +37,7 @@ from megafuse.schedule.types import Step
 from megafuse.select.choose import Selection, select
 
 RECURSION_LIMIT = 50_000
-PRINTERS: dict[str, Callable[[TileProgram], KernelSource]] = {"triton": print_triton, "numpy": print_numpy}
+PRINTERS: dict[str, Callable[..., KernelSource]] = {"triton": print_triton, "numpy": print_numpy}
 
 
 @dataclass(frozen=True)
@@ -52,15 +53,16 @@ class Compiled:
     selection: Selection
     seconds: dict[str, float] = field(default_factory=dict, compare=False)
 
-    def artifact(self, backend: str) -> Artifact:
-        """Kernel and launch text for ``backend`` ("triton" or "numpy").
+    def artifact(self, backend: str, *, interpreted: bool = False) -> Artifact:
+        """Kernel and launch text for ``backend`` ("triton" or "numpy"); ``interpreted``: for Triton's interpreter.
 
         Raises:
             InputError: no such back end.
         """
         if backend not in PRINTERS:
             raise InputError(f"unknown back end {backend!r}", hint=f"use one of {', '.join(PRINTERS)}")
-        kernels = tuple(PRINTERS[backend](p) for p in self.programs)
+        options = {"assembly": False} if interpreted and backend == "triton" else {}
+        kernels = tuple(PRINTERS[backend](p, **options) for p in self.programs)
         host = print_host(self.step, [k.entry for k in kernels], tangent_base=len(self.captured.leaves))
         return Artifact(kernels, host)
 
@@ -81,7 +83,7 @@ class _Clock:
         try:
             with deep_recursion():
                 return self.time(stage, fn, *args)
-        except MegafuseError:
+        except (MegafuseError, OpenSize):
             raise
         except Exception as error:
             what = f"the {stage} stage failed: {type(error).__name__}: {error}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,18 +14,26 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from megafuse.capture.api import capture
-from megafuse.capture.leaves import FlatCall, LeafGetter, flatten_call, module_state, without_tensors
-from megafuse.capture.state import swapped_state
+from megafuse.capture.leaves import FlatCall, LeafGetter, flatten_call, without_tensors
+from megafuse.capture.modes import Substituted
+from megafuse.capture.open_call import Layout
+from megafuse.capture.scope import ScopeWatch
+from megafuse.capture.state import TRACING, swapped_state
 from megafuse.capture.types import Captured
-from megafuse.compiler.driver import Compiled, compile_captured
-from megafuse.core.device import device_spec
-from megafuse.core.errors import InputError, TargetError
-from megafuse.runtime.autograd import StepSpec, apply
+from megafuse.capture.unify import Scalar
+from megafuse.compiler.bound import Bound, Place, Program, bind
+from megafuse.compiler.driver import compile_captured
+from megafuse.compiler.sharing import Sharing, stand_ins
+from megafuse.compiler.situation import reason_for_original
+from megafuse.compiler.watch import ModuleWatch
+from megafuse.core.device import DeviceSpec, device_spec
+from megafuse.core.errors import InputError, LaunchError, NotFusableError, TargetError, UnsupportedError
+from megafuse.runtime.autograd import apply, share_memory
 from megafuse.runtime.binding import Binder, BindingKey
 from megafuse.runtime.device import live_device_spec
-from megafuse.runtime.step import LoadedStep
 
 DEFAULT_ARCH = 90
+MOST_UNFIT = 4  # structures in a row that could not be captured: then the original serves all calls
 TARGETS = ("auto", "cuda", "interpret")
 
 
@@ -35,38 +43,47 @@ class NotFusedWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Options:
-    """How to fuse. ``target``: auto, cuda or interpret. ``backend``: triton or numpy (numpy only under interpret)."""
+    """How to fuse. ``target``: auto, cuda or interpret. ``backend``: triton or numpy (numpy only under interpret).
+
+    ``max_specializations``: how many programs may be made for calls that differ in their sizes alone and share none.
+    """
 
     target: str = "auto"
     backend: str | None = None
     strict: bool = False
     poison: bool | None = None
+    max_specializations: int = 8
 
     def __post_init__(self) -> None:
         if self.target not in TARGETS:
             raise InputError(f"unknown target {self.target!r}", hint=f"use one of {', '.join(TARGETS)}")
-
-
-@dataclass(frozen=True)
-class Bound:
-    """One binding: the compiled values and the step that serves calls of this shape (None: the original runs)."""
-
-    compiled: Compiled | None
-    spec: StepSpec | None
-    reason: str = ""
+        if self.max_specializations < 1:
+            raise InputError(f"max_specializations={self.max_specializations}", hint="give 1 or more")
 
 
 class Engine:
-    """Serves calls of one original callable: finds the binding, runs the step, puts the outputs together."""
+    """Serves calls of one original callable: finds the binding, runs the step, puts the outputs together.
+
+    ``generations`` counts how often code was generated.
+    """
 
     def __init__(self, original: Callable[..., Any], options: Options) -> None:
         self.original, self.options = original, options
+        self.generations = 0
         self._structures: dict[Any, _Structure] = {}
         self._recent: _Structure | None = None
         self._lock = threading.RLock()
+        self.unfit: list[str] = []
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call like the original's."""
+        reason = reason_for_original()
+        if reason is not None:
+            if reason:
+                warnings.warn(reason, NotFusedWarning, stacklevel=3)
+            return self.original(*args, **kwargs)
+        if len(self.unfit) >= MOST_UNFIT:
+            return self.original(*args, **kwargs)
         structure = self._recent
         if structure is not None and structure.still_fits():
             try:
@@ -89,9 +106,15 @@ class Engine:
         """The binding that serves a call."""
         return self.structure(args, kwargs).bound(args, kwargs)
 
+    def note_unfit(self, reason: str) -> None:
+        """Remember why calls could not be captured, and say so once."""
+        if reason not in self.unfit:
+            warnings.warn(reason, NotFusedWarning, stacklevel=8)
+        self.unfit.append(reason)
+
     @property
     def bindings(self) -> list[Bound]:
-        """All bindings made so far, oldest first."""
+        """The first binding of each program made so far, and of each reason for running the original; oldest first."""
         return [b for s in self._structures.values() for b in s.made]
 
 
@@ -101,71 +124,132 @@ class _Structure:
     def __init__(self, engine: Engine, call: FlatCall) -> None:
         self.engine, self.flat, self.key = engine, without_tensors(call), call.key
         self.made: list[Bound] = []
-        self.states = [(m, module_state(m)) for top in call.modules for m in top.modules()]
+        self.watch = ModuleWatch(m for top in call.modules for m in top.modules())
+        self.scope = ScopeWatch(call.scope.places)
         self.getter: LeafGetter | None = None
-        self._captured: Captured | None = None  # of the first call, until it is bound
+        self.labels: tuple[str, ...] = ()  # of the getter's tensors
+        self.sharing = Sharing()
+        self.unfit: Bound | None = None  # why the original serves these calls
         self._binder: Binder[Bound] = Binder(self._compile)
-        self._pending = threading.local()
+        self._pending = threading.local()  # the call that this thread binds, and its capture
 
     def still_fits(self) -> bool:
-        """No module changed its mode, attributes, submodules or hooks since this structure was captured."""
-        return all(module_state(m) == state for m, state in self.states)
+        """No module changed its mode, attributes, submodules or hooks, and no closure or global changed, since then."""
+        return self.watch.unchanged() and self.scope.unchanged()
 
     def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
         return self._find(args, kwargs)[0]
 
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Bound, list[Tensor]]:
-        if self.getter is None:
-            self._captured = self.capture(args, kwargs)
-            captured = self._captured
-            self.getter = LeafGetter(self.engine.original, self.flat, captured.leaves, captured.constants)
+        if self.getter is None and self.unfit is None:
+            self._capture_first(args, kwargs)
+        if self.getter is None or self.unfit is not None:
+            assert self.unfit is not None
+            return self.unfit, []
         tensors = self.getter(args, kwargs)
         self._pending.call = (args, kwargs)
         try:
             return self._binder.find(tensors), tensors
+        except LaunchError as error:
+            if any(t is None for t in tensors):  # a parameter that was a tensor at capture
+                raise InputError("a parameter or buffer is None now", hint="fuse again") from error
+            raise
         finally:
             self._pending.call = None
 
+    def _capture_first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Learn where the tensors of these calls are, or that the original has to serve them."""
+        with TRACING:
+            if self.getter is not None or self.unfit is not None:
+                return
+            try:
+                captured = self.capture(args, kwargs)
+            except NotFusableError as error:
+                self.unfit = self._original_for(error)
+                self.made.append(self.unfit)
+                return
+            self.engine.unfit.clear()
+            self._pending.captured = captured
+            self.labels = tuple(leaf.label for leaf in captured.leaves)
+            self.getter = LeafGetter(self.engine.original, self.flat, captured.leaves, captured.constants)
+
+    def _original_for(self, error: NotFusableError) -> Bound:
+        if self.engine.options.strict:
+            raise error
+        reason = f"{error.what}; the original ops run"
+        self.engine.note_unfit(reason)
+        return Bound(None, None, reason)
+
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         bound, tensors = self._find(args, kwargs)
-        if bound.spec is None or bound.compiled is None:
+        if bound.spec is None or bound.out is None:
             return self.engine.original(*args, **kwargs)
-        return bound.compiled.captured.out_spec.build(apply(bound.spec, *tensors))
+        if bound.spec.mutations and share_memory(bound.spec.mutations, tensors):
+            return self.engine.original(*args, **kwargs)  # what it changes is seen through another input
+        return bound.out.build(apply(bound.spec, *bound.inputs(tensors)))
 
-    def capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
-        """Capture a call of this structure."""
+    def capture(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device | None = None) -> Captured:
+        """Capture a call of this structure; with stand-ins among the arguments, ``device`` is that of the real ones."""
         inference = torch.is_inference_mode_enabled()
         grad = torch.is_grad_enabled()
         with torch.inference_mode(False) if inference else contextlib.nullcontext(), torch.set_grad_enabled(grad):
-            return capture(self.engine.original, args, kwargs, strict=self.engine.options.strict)
+            return capture(self.engine.original, args, kwargs, strict=self.engine.options.strict, device=device)
 
     def take_captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         """The capture of this call: the structure's first one, once, then a new one."""
-        captured, self._captured = self._captured, None
+        captured, self._pending.captured = getattr(self._pending, "captured", None), None
         return captured or self.capture(args, kwargs)
+
+    def shared(
+        self,
+        key: BindingKey,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: Sequence[Tensor],
+        spec: DeviceSpec,
+        make: Callable[[Captured, Sequence[Scalar]], Program],
+    ) -> tuple[Program, Mapping[str, int]] | None:
+        """The program, and the sizes at which it serves this call, if sizes share one."""
+        leaves, tree = pytree.tree_flatten((args, kwargs))
+        places = self.flat.tensors
+
+        def capture_with(layouts: Sequence[Layout]) -> Captured:
+            new = list(leaves)
+            given = [leaves[at] for at in places]
+            for at, tensor in zip(places, stand_ins(given, layouts[: len(places)]), strict=True):
+                new[at] = tensor
+            new_args, new_kwargs = pytree.tree_unflatten(new, tree)
+            return self.capture(new_args, new_kwargs, key.device)
+
+        return self.sharing.find(key, len(places), spec, capture_with, make)
 
     def run_original(self, *tensors: Tensor) -> list[Tensor]:
         """The user's output tensors from other input tensors, through the original ops."""
         assert self.getter is not None
         args, kwargs, swaps = self.getter.put_back(tensors)
-        with swapped_state(self.flat.modules, swaps):
+        with swapped_state(self.flat.modules, swaps), Substituted(swaps):
             out = self.engine.original(*args, **kwargs)
         return [t for t in pytree.tree_leaves(out) if isinstance(t, Tensor)]
 
     def _compile(self, key: BindingKey, tensors: Sequence[Tensor]) -> Bound:
         args, kwargs = self._pending.call
         try:
-            bound = _bind(self, key, args, kwargs, tensors)
+            with TRACING:
+                bound = _bind(self, key, args, kwargs, tensors)
+        except NotFusableError as error:
+            bound = self._original_for(error)
         finally:
-            self._captured = None  # it belongs to the first call alone
-        self.made.append(bound)
+            self._pending.captured = None  # it belongs to the first call alone
+        if all((b.compiled, b.reason) != (bound.compiled, bound.reason) for b in self.made):
+            self.made.append(bound)
         return bound
 
 
 def _bind(
     structure: _Structure, key: BindingKey, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Tensor]
 ) -> Bound:
-    options = structure.engine.options
+    options, getter = structure.engine.options, structure.getter
+    assert getter is not None
     target = resolve_target(options.target, key.device)
     if target == "original":
         reason = "the tensors are on the CPU; the original ops run (target='interpret' executes the generated code)"
@@ -174,32 +258,31 @@ def _bind(
     if any(0 in t.shape for t in tensors):
         return Bound(None, None, "a tensor of the call is empty; the original ops run")
     spec = live_device_spec(key.device) if target == "cuda" else device_spec(DEFAULT_ARCH)
+    backend = options.backend or ("triton" if target == "cuda" else "numpy")
+    place = Place(target, key.device, options.poison)
+
+    def make(captured: Captured, scalars: Sequence[Scalar] = ()) -> Program:
+        getter.check_same_places(captured.leaves)
+        compiled = compile_captured(captured, spec)
+        program = Program(compiled, compiled.artifact(backend, interpreted=target == "interpret"), scalars)
+        structure.engine.generations += 1
+        return program
+
+    shared = structure.shared(key, args, kwargs, tensors, spec, make)
+    if shared is not None:
+        return bind(*shared, place, structure.run_original)
+    over = structure.sharing.over_limit(key, options.max_specializations, structure.labels)
+    if over is not None:
+        if options.strict:
+            raise UnsupportedError(over)
+        warnings.warn(over, NotFusedWarning, stacklevel=6)
+        return Bound(None, None, over)
     captured = structure.take_captured(args, kwargs)
     if any(0 in n.shape for n in captured.graph.nodes):
         return Bound(None, None, "a value of the call is empty; the original ops run")
-    compiled = compile_captured(captured, spec)
-    backend = options.backend or ("triton" if target == "cuda" else "numpy")
-    calls = compiled.captured.calls
-
-    def opaque(call: int, given: tuple[Tensor, ...]) -> Sequence[Tensor | None]:
-        call_args, call_kwargs = calls[call].bind(given, key.device)
-        out = calls[call].target(*call_args, **call_kwargs)
-        return out if isinstance(out, tuple | list) else (out,)
-
-    step = LoadedStep(compiled.artifact(backend), target, key.device, opaque=opaque, poison=options.poison)
-    return Bound(
-        compiled,
-        StepSpec(
-            step=step,
-            num_inputs=len(captured.leaves),
-            differentiable=captured.out_requires_grad,
-            tangent_of=captured.tangent_of,
-            grad_of=captured.graph.grad_of,
-            mutations=captured.mutations,
-            original=structure.run_original,
-            repeatable=not any(call.random for call in calls),
-        ),
-    )
+    bound = bind(make(captured), {}, place, structure.run_original)
+    structure.sharing.specialise(key)
+    return bound
 
 
 def resolve_target(target: str, device: torch.device) -> str:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+Error = TypeVar("Error", bound=BaseException)
+_STAGE = "__megafuse_stage__"
+
 
 class MegafuseError(Exception):
     """Base class. The text is ``what``, then ``at where``, then ``hint``, each on its own line."""
@@ -28,6 +33,10 @@ class CaptureError(MegafuseError):
     """PyTorch could not trace the callable into a forward+backward graph."""
 
 
+class NotFusableError(CaptureError):
+    """The callable does something at each call that a captured step would leave out; ``fuse`` runs the original."""
+
+
 class TargetError(MegafuseError, RuntimeError):
     """The requested target (GPU, interpreter, compiler) is not available here."""
 
@@ -42,3 +51,29 @@ class CheckError(MegafuseError, AssertionError):
 
 class LaunchError(MegafuseError, RuntimeError):
     """A call to a fused step does not satisfy what its binding assumed."""
+
+
+def users_error(error: Error, stage: str) -> Error:
+    """``error``, marked as raised in the user's code at ``stage`` of ours; its traceback will say so."""
+    if not hasattr(error, _STAGE):
+        setattr(error, _STAGE, stage)
+        if hasattr(error, "add_note"):  # Python 3.11
+            error.add_note(f"raised in your code {stage}")
+    return error
+
+
+def stage_of(error: BaseException) -> str | None:
+    """The stage at which an error of the user's arose; None for an error that is not the user's."""
+    return getattr(error, _STAGE, None)
+
+
+def trimmed(error: Error) -> Error:
+    """A user's error with a traceback that starts where capture calls the user's code; other errors as they are."""
+    tb, traced = error.__traceback__, False
+    while tb is not None and stage_of(error) is not None:
+        home = str(tb.tb_frame.f_globals.get("__name__", ""))
+        if traced and home.partition(".")[0] not in ("torch", "megafuse"):
+            break
+        traced = traced or home.startswith("megafuse.capture")
+        tb = tb.tb_next
+    return error.with_traceback(tb)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from megafuse.core.sizes import divides, typical
 from megafuse.ir.graph import Node
 from megafuse.ir.index import Affine, Index
 from megafuse.ir.nest import Nest, rename_axes
@@ -52,7 +53,7 @@ def shared_indices(first: Trace, second: Trace) -> list[tuple[Index, Index]]:
     for load in first.loads():
         by_node.setdefault(load.node, []).append(load.index)
     for load in second.loads():
-        out.extend((load.node.type.numel, ix, load.index) for ix in by_node.get(load.node, ()))
+        out.extend((typical(load.node.type.numel), ix, load.index) for ix in by_node.get(load.node, ()))
     unique = {(a, b): -weight for weight, a, b in sorted(out, key=lambda t: t[0])}
     return sorted(unique, key=lambda pair: (unique[pair], _offset(pair[0]) != _offset(pair[1])))
 
@@ -122,17 +123,17 @@ def _unify(a: Index, b: Index, sizes: tuple[dict[str, int], dict[str, int]]) -> 
 
 
 def _unify_dim(x: Affine, y: Affine, sizes: tuple[dict[str, int], dict[str, int]]) -> dict[str, str] | None:
-    ours = sorted(x.terms, key=lambda t: abs(t[1]))
-    theirs = sorted(y.terms, key=lambda t: abs(t[1]))
+    ours = sorted(x.terms, key=lambda t: abs(typical(t[1])))
+    theirs = sorted(y.terms, key=lambda t: abs(typical(t[1])))
     out: dict[str, str] = {}
     for (name, stride), (other, step) in zip(ours, theirs, strict=False):
         if stride != step:
             return None
         n, m = sizes[0][name], sizes[1][other]
         if n != m:
-            if m > n and m % n == 0:
+            if divides(n, m):
                 raise SplitRequest(1, other, n)
-            if n > m and n % m == 0:
+            if divides(m, n):
                 raise SplitRequest(0, name, m)
             return None
         out[other] = name

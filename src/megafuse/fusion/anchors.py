@@ -16,7 +16,7 @@ from megafuse.ir.graph import Graph, Node, contiguous_strides
 from megafuse.ir.nest import Anchor
 from megafuse.ir.trace import Memory
 from megafuse.ir.types import Concat, Const, Dot, Input, Iota, Opaque, Pick, Reduce
-from megafuse.ir.views import is_dense, layout_for, same_strides, strided_view, view_base
+from megafuse.ir.views import is_dense, is_disjoint, layout_for, same_strides, strided_view, view_base
 
 IN_MEMORY = (Input, Dot, Opaque, Pick)
 
@@ -132,6 +132,6 @@ def _anchor_value(anchors: Anchors, node: Node, base: Node, strides: tuple[int, 
         if view is not None and same_strides(node.shape, view.strides, strides):
             _anchor(anchors, base, plain)  # an output that is expanded, or a part of a larger value, as in eager mode
             return
-        _anchor(anchors, node, strides if is_dense(node.shape, strides) else contiguous_strides(node.shape))
+        _anchor(anchors, node, strides if is_disjoint(node.shape, strides) else contiguous_strides(node.shape))
         return
     _anchor(anchors, base, layout)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from megafuse.core.device import DeviceSpec
+from megafuse.core.sizes import typical
 from megafuse.ir.graph import Node, contiguous_strides
 from megafuse.ir.index import combine
 from megafuse.ir.nest import Root, Space
@@ -48,16 +49,16 @@ def read_bytes(trace: Trace) -> dict[Node, int]:
     regions: dict[Node, dict[tuple[int, ...], int]] = {}
     for load in trace.loads():
         start = tuple(ix.const for ix in load.index)
-        size = math.prod(sizes[a] for a in load.axes)
+        size = typical(math.prod(sizes[a] for a in load.axes))
         per_node = regions.setdefault(load.node, {})
         per_node[start] = max(per_node.get(start, 0), size)
-    return {n: min(sum(r.values()), n.type.numel) * n.dtype.size for n, r in regions.items()}
+    return {n: min(sum(r.values()), typical(n.type.numel)) * n.dtype.size for n, r in regions.items()}
 
 
 def level_counts(inst: Inst, space: Space) -> int:
     """How many elements an instance has in the whole nest."""
     sizes = space.sizes
-    return math.prod(sizes[a] for a in inst.axes)
+    return int(typical(math.prod(sizes[a] for a in inst.axes)))
 
 
 def reduce_depth(trace: Trace) -> int:
@@ -103,9 +104,9 @@ def sector_waste(trace: Trace, strides: Strides) -> dict[Node, float]:
     for load in trace.loads():
         if not (load.axes & space.col_names and load.axes & space.row_names):
             continue
-        unit = [name for name, stride in combine(load.index, strides(load.node)).terms if abs(stride) == 1]
+        unit = [name for name, stride in combine(load.index, strides(load.node)).terms if stride in (1, -1)]
         if unit and unit[0] in space.row_names:
-            run = min(rows, space.sizes[unit[0]]) * load.dtype.size
+            run = min(rows, typical(space.sizes[unit[0]])) * load.dtype.size
             out[load.node] = max(out.get(load.node, 1.0), SECTOR / run)
     return out
 
@@ -121,8 +122,8 @@ def _write_bytes(trace: Trace, device: DeviceSpec, root: Root) -> int:
     node = root.anchor.value
     if root.by_rows:
         space = trace.nest.space
-        programs = max(1, min(2 * device.sms, space.num_rows // 8))
-        return (2 * programs * space.num_cols + node.type.numel) * node.dtype.size
+        programs = max(1, min(2 * device.sms, typical(space.num_rows) // 8))
+        return int(typical(2 * programs * space.num_cols + node.type.numel)) * node.dtype.size
     return node.type.nbytes
 
 
@@ -131,7 +132,7 @@ def _tile_bytes(trace: Trace) -> int:
     space = trace.nest.space
     loads = sum(1 for i in trace.loads() if i.axes & space.col_names)
     accumulators = sum(1 for r in trace.nest.roots if r.by_rows)
-    return (loads + accumulators + LIVE_TEMPORARIES) * space.num_cols * 4
+    return (loads + accumulators + LIVE_TEMPORARIES) * int(typical(space.num_cols)) * 4
 
 
 def is_float_op(node: Node) -> bool:

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megafuse.core.device import DeviceSpec
+from megafuse.core.sizes import typical
 from megafuse.fusion.cost import read_bytes
-from megafuse.fusion.cover import Item, Search
+from megafuse.fusion.cover import Search
+from megafuse.fusion.items import Item
+from megafuse.fusion.units import union
 from megafuse.ir.graph import Node
 from megafuse.ir.index import Affine, Index
 from megafuse.ir.nest import Nest, Root
@@ -17,7 +20,7 @@ from megafuse.ir.trace import Trace
 BLOCKS_PER_SM = (4, 2, 1)  # programs per SM tried, most first: what they re-read must stay in the L2 cache
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Group:
     """Items that become phases of one kernel. ``fixed[i]``: row axes of item ``i`` that the program id fixes."""
 
@@ -34,40 +37,52 @@ def single_groups(items: Sequence[Item], device: DeviceSpec) -> list[Group]:
 
 def group_items(search: Search, items: Sequence[Item], device: DeviceSpec) -> list[Group]:
     """Greedily append each item to the latest group that it continues with a gain in predicted time."""
-    groups = single_groups(items, device)
-    changed = True
-    while changed:
-        changed = False
-        for a in range(len(groups)):
-            for b in range(a + 1, len(groups)):
-                joined = _join(search, groups, a, b, device)
-                if joined is not None:
-                    groups[a : b + 1] = _place(search, joined, groups[a + 1 : b])
-                    changed = True
-                    break
-            if changed:
-                break
-    return groups
+    return _Grouping(search, items, device).run()
 
 
-def _place(search: Search, joined: Group, between: list[Group]) -> list[Group]:
-    """Order a joined group among the groups that stood between its parts: those that it needs go first."""
-    needed = [g for g in between if _needs_any(search, joined, [g])]
-    return [*needed, joined, *(g for g in between if g not in needed)]
+class _Grouping:
+    def __init__(self, search: Search, items: Sequence[Item], device: DeviceSpec) -> None:
+        self.units, self.device = search.units, device
+        self.dependencies = search.dependencies.copy()
+        self.groups = single_groups(items, device)
 
+    def run(self) -> list[Group]:
+        """A pair of groups that cannot be joined never can be, so one walk over the first of both is enough."""
+        first = 0
+        while first < len(self.groups):
+            found = self._continued(first)
+            if found is None:
+                first += 1
+                continue
+            second, joined = found
+            self.dependencies.join(self._units(joined))
+            self.groups[first : second + 1] = self._placed(joined, self.groups[first + 1 : second])
+        return self.groups
 
-def _needs_any(search: Search, group: Group, others: Sequence[Group]) -> bool:
-    """The group reads (directly or not) something that one of ``others`` makes."""
-    made = {u for g in others for i in g.items for u in i.units}
-    seen: set[int] = set()
-    stack = [u for i in group.items for u in i.units]
-    while stack:
-        unit = stack.pop()
-        if unit in seen:
-            continue
-        seen.add(unit)
-        stack.extend(search.units.needs[unit])
-    return bool(made & seen)
+    def _continued(self, first: int) -> tuple[int, Group] | None:
+        """The first later group that group ``first`` can take in with a gain, and both as one."""
+        group = self.groups[first]
+        made = frozenset().union(*(i.made for i in group.items))
+        for second in range(first + 1, len(self.groups)):
+            other = self.groups[second]
+            if len(other.items) > 1 or made.isdisjoint(other.items[0].trace.loaded()) or self._separated(group, other):
+                continue
+            joined = _join(group, other, self.device)
+            if joined is not None:
+                return second, joined
+        return None
+
+    def _placed(self, joined: Group, between: list[Group]) -> list[Group]:
+        """Order a joined group among the groups that stood between its parts: those that it needs go first."""
+        before = self.dependencies.before(self._units(joined))
+        needed = [g for g in between if self._units(g) & before]
+        return [*needed, joined, *(g for g in between if g not in needed)]
+
+    def _separated(self, a: Group, b: Group) -> bool:
+        return bool(self.dependencies.separated(self._units(a)) & self._units(b))
+
+    def _units(self, group: Group) -> int:
+        return union(self.units[i] for i in group.items)
 
 
 def default_fixed(nest: Nest) -> tuple[str, ...]:
@@ -79,12 +94,10 @@ def default_fixed(nest: Nest) -> tuple[str, ...]:
     return tuple(a.name for a in nest.space.rows if a.name not in common)
 
 
-def _join(search: Search, groups: list[Group], a: int, b: int, device: DeviceSpec) -> Group | None:
-    first, second = groups[a], groups[b]
-    if len(second.items) > 1 or first.items[0].forward != second.items[0].forward:
-        return None
+def _join(first: Group, second: Group, device: DeviceSpec) -> Group | None:
+    """The group that one item makes with the group before it; None where it cannot, or gains nothing."""
     item = second.items[0]
-    if _blocked(search, groups, a, b):
+    if first.items[0].forward != item.forward:
         return None
     pairing = _pair_fixed(first, item)
     if pairing is None:
@@ -96,25 +109,6 @@ def _join(search: Search, groups: list[Group], a: int, b: int, device: DeviceSpe
         return None
     seconds, per_sm = _grouped_cost(members, fixed[0], device)
     return Group(members, fixed, seconds, per_sm) if seconds < first.seconds + second.seconds else None
-
-
-def _blocked(search: Search, groups: list[Group], a: int, b: int) -> bool:
-    """Something outside needs the first group and is needed by the second."""
-    ours = {u for i in groups[a].items for u in i.units}
-    theirs = {u for i in groups[b].items for u in i.units}
-    owner = {u: {v for i in g.items for v in i.units} for g in groups for i in g.items for u in i.units}
-    together = ours | theirs
-    stack = list({n for u in theirs for n in search.units.needs[u]} - together)
-    seen: set[int] = set()
-    while stack:
-        for member in owner.get(unit := stack.pop(), {unit}):
-            if member in seen:
-                continue
-            seen.add(member)
-            if search.units.needs[member] & together:
-                return True
-            stack.extend(search.units.needs[member] - seen)
-    return False
 
 
 def _pair_fixed(group: Group, item: Item) -> tuple[list[tuple[str, ...]], tuple[str, ...]] | None:
@@ -175,7 +169,7 @@ def _loops_reduced(nest: Nest, fixed: tuple[str, ...]) -> bool:
 def _grouped_cost(members: Sequence[Item], fixed: tuple[str, ...], device: DeviceSpec) -> tuple[float, int]:
     """Predicted time of the members as phases of one kernel, and programs per SM; infinite where no block fits."""
     sizes = members[0].nest.space.sizes
-    blocks = math.prod(sizes[a] for a in fixed)
+    blocks = typical(math.prod(sizes[a] for a in fixed))
     made = {r.anchor.node for i in members for r in i.nest.roots if not r.by_rows}
     reads: dict[Node, int] = {}
     times: dict[Node, int] = {}

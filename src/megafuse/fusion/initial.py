@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from megafuse.core.sizes import typical
 from megafuse.ir.index import ZERO, Affine, Axis, Index
 from megafuse.ir.nest import Anchor, Nest, Root, Space
 from megafuse.ir.types import Reduce
@@ -39,9 +40,9 @@ def _map_nest(anchor: Anchor, prefix: str) -> Nest:
     shape = anchor.value.shape
     axes = [Axis(f"{prefix}{d}", n) for d, n in enumerate(shape)]
     cut = len(shape)
-    while cut > 0 and (cut == len(shape) or math.prod(shape[cut:]) < MIN_COLUMNS):
+    while cut > 0 and (cut == len(shape) or typical(math.prod(shape[cut:])) < MIN_COLUMNS):
         cut -= 1
-        if math.prod(shape[cut:]) > 8 * MIN_COLUMNS and cut < len(shape) - 1:
+        if typical(math.prod(shape[cut:])) > 8 * MIN_COLUMNS and cut < len(shape) - 1:
             cut += 1
             break
     return Nest(Space(_real(axes[:cut]), _real(axes[cut:])), (Root(anchor, _index(axes)),), flexible=True)

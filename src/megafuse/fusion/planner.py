@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from megafuse.core.device import DeviceSpec
 from megafuse.core.errors import VerifyError
 from megafuse.fusion.anchors import Anchors, choose_anchors
-from megafuse.fusion.cover import Memo, Search, boundaries
+from megafuse.fusion.cover import Search, boundaries
 from megafuse.fusion.group import Group, group_items, single_groups, total_seconds
+from megafuse.fusion.items import Items
 from megafuse.fusion.plan import Cover, KernelGroup
 from megafuse.fusion.recompute import recompute_candidates
 from megafuse.ir.graph import Graph, Node
@@ -58,16 +59,16 @@ def cover_options(graph: Graph, wanted: Mapping[int, Sequence[int]], device: Dev
     kernels of their own and, where some share outer rows, as phases of one kernel. Values that several nests would
     recompute from many loads are given memory one at a time as long as the predicted time falls.
     """
-    memo: Memo = {}
+    known = Items(graph, device)
     decisions: tuple[str, ...] = ()
-    best = _options(graph, wanted, device, (), memo, decisions)
+    best = _options(graph, wanted, known, (), decisions)
     found = list(best)
     extra: tuple[Node, ...] = ()
     for _ in range(MAX_ROUNDS):
         for node in recompute_candidates([i.trace for g in best[0].groups for i in g.items]):
             if node in extra:
                 continue
-            trial = _options(graph, wanted, device, (*extra, node), memo, decisions)
+            trial = _options(graph, wanted, known, (*extra, node), decisions)
             before, after = _least(best), _least(trial)
             if after < WORTH_STORING * before:
                 gain = (before - after) * 1e6
@@ -88,19 +89,18 @@ def _least(options: Sequence[CoverOption]) -> float:
 def _options(
     graph: Graph,
     wanted: Mapping[int, Sequence[int]],
-    device: DeviceSpec,
+    known: Items,
     extra: tuple[Node, ...],
-    memo: Memo,
     decisions: tuple[str, ...],
 ) -> list[CoverOption]:
     """The options for one set of stored values: separate kernels and, where they differ, phases."""
-    anchors, search = _start(graph, wanted, device, extra, memo)
+    anchors, search = _start(graph, wanted, known, extra)
     items = search.run()
     stored = f"{len(extra)} values stored, " if extra else ""
     out: list[CoverOption] = []
     for name, groups in (
-        ("separate kernels", single_groups(items, device)),
-        ("phases", group_items(search, items, device)),
+        ("separate kernels", single_groups(items, known.device)),
+        ("phases", group_items(search, items, known.device)),
     ):
         if not out or len(groups) != len(out[0].groups):
             seconds = total_seconds(groups)
@@ -109,13 +109,13 @@ def _options(
 
 
 def _start(
-    graph: Graph, wanted: Mapping[int, Sequence[int]], device: DeviceSpec, extra: tuple[Node, ...], memo: Memo
+    graph: Graph, wanted: Mapping[int, Sequence[int]], known: Items, extra: tuple[Node, ...]
 ) -> tuple[Anchors, Search]:
     """Anchors under which every anchor can be computed alone: what a reshape cannot look through gets memory."""
     for _ in range(MAX_STARTS):
         anchors = choose_anchors(graph, wanted, extra)
         try:
-            return anchors, Search(graph, anchors, device, memo)
+            return anchors, Search(graph, anchors, known)
         except NestError as error:
             if error.culprit is None or error.culprit in extra:
                 raise VerifyError(f"a value cannot be computed in any nest: {error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from megafuse.core.sizes import typical
 from megafuse.ir.graph import Node
 from megafuse.ir.index import Index
 from megafuse.ir.trace import Inst, Trace
@@ -39,14 +40,14 @@ def recompute_candidates(traces: Sequence[Trace], limit: int = 4) -> list[Node]:
 
 def _key(inst: Inst) -> Index:
     """The indices of the loads under an instance identify the place where it is evaluated."""
-    out: list[Index] = []
+    seen = {inst}  # a value that is used twice is walked once: chains of such values have as many paths as 2^length
     stack = [inst]
     while stack:
-        current = stack.pop()
-        if current.kind == "load":
-            out.append(current.index)
-        stack.extend(current.args)
-    return tuple(ix for index in sorted(out, key=str) for ix in index)
+        new = [a for a in dict.fromkeys(stack.pop().args) if a not in seen]
+        seen.update(new)
+        stack.extend(new)
+    found = {i.index for i in seen if i.kind == "load"}
+    return tuple(ix for index in sorted(found, key=str) for ix in index)
 
 
 def _bytes_below(trace: Trace) -> dict[Inst, int]:
@@ -67,7 +68,7 @@ def _bytes_below(trace: Trace) -> dict[Inst, int]:
         for load in loads:
             count = 1
             for a in load.axes:
-                count *= sizes[a]
+                count *= typical(sizes[a])
             size += count * load.dtype.size
         if len(loads) > 1:
             out[inst] = size

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 
 from megafuse.core.dtypes import DType
 from megafuse.ir.graph import Builder, Graph, Node, contiguous_strides
 from megafuse.ir.rewrite import rewrite, rule
-from megafuse.ir.types import Cast, Const, Dot, Input, Map, Opaque, Permute, Pick, Reshape, TensorType
+from megafuse.ir.types import Again, Cast, Const, Dot, Input, Map, Opaque, Permute, Pick, Reshape, TensorType
 from megafuse.ir.views import same_strides, view_base
 
 
@@ -16,7 +17,10 @@ from megafuse.ir.views import same_strides, view_base
 def reshape_of_strided_input(b: Builder, node: Node) -> Node | None:
     """A reshape reads a strided input through a node that can become a contiguous copy where no strides express it."""
     (arg,) = node.args
-    if not isinstance(arg.attrs, Input) or same_strides(arg.shape, arg.attrs.strides, contiguous_strides(arg.shape)):
+    base = arg.args[0] if arg.is_a(Again) else arg
+    if not isinstance(base.attrs, Input) or same_strides(
+        base.shape, base.attrs.strides, contiguous_strides(base.shape)
+    ):
         return None
     same = b.make(Permute(tuple(range(arg.type.rank))), (arg,), arg.type)
     return b.reshape(same, node.shape)
@@ -25,12 +29,14 @@ def reshape_of_strided_input(b: Builder, node: Node) -> Node | None:
 def with_copies(graph: Graph, out_alias: Sequence[int | None], out_shared: Sequence[int | None]) -> Graph:
     """``graph`` with copies where they may be needed; a copy that turns out to be a plain view costs nothing.
 
+    Nodes behind an ``Again`` become nodes of their own here: nothing later makes equal nodes one.
+
     ``out_alias[i]``: the input of which output ``i`` is a view in the original, or None: there an output that is an
     input (``x.clone()``) must have memory of its own. So must an output that wants another layout than a library
     call's result, or than another output that is a view of it, or that shares no memory with an earlier output of the
     same value (``out_shared[i]`` is None).
     """
-    graph = rewrite(graph, (reshape_of_strided_input,), "copies")
+    graph = without_again(rewrite(graph, (reshape_of_strided_input,), "copies"))
     distinct = {n for n in graph.outputs if n is not None}
     bases = Counter(view_base(n) for n in distinct)
     first = max((n.uid for n in graph.nodes), default=0) + 1
@@ -39,14 +45,16 @@ def with_copies(graph: Graph, out_alias: Sequence[int | None], out_shared: Seque
     seen: set[Node] = set()
     count = 0
     for i, node in enumerate(outputs):
-        if node is None or node is not view_base(node):
+        if node is None:
             continue
-        if isinstance(node.attrs, Input):
+        again = node in seen and i < len(out_shared) and out_shared[i] is None
+        seen.add(node)
+        if node is not view_base(node):
+            wanted = False
+        elif isinstance(node.attrs, Input):
             wanted = i < len(out_alias) and out_alias[i] is None
         else:
             wanted = isinstance(node.attrs, Dot | Opaque | Pick) or bases[node] > 1
-        again = node in seen and i < len(out_shared) and out_shared[i] is None
-        seen.add(node)
         if again:
             uid = first + len(bases) + 2 * count
             count += 1
@@ -55,6 +63,20 @@ def with_copies(graph: Graph, out_alias: Sequence[int | None], out_shared: Seque
             same = Permute(tuple(range(node.type.rank)))
             outputs[i] = copies.setdefault(node, Node(first + len(copies), same, (node,), node.type, node.origin))
     return Graph(graph.inputs, tuple(outputs), graph.num_forward, graph.grad_of)
+
+
+def without_again(graph: Graph) -> Graph:
+    """``graph`` with every ``Again`` replaced by its argument; what stands on one is not shared with equal nodes."""
+    uids = itertools.count(max((n.uid for n in graph.nodes), default=0) + 1)
+    new: dict[Node, Node] = {}
+    for node in graph.nodes:
+        args = tuple(new[a] for a in node.args)
+        if node.is_a(Again):
+            new[node] = args[0]
+        else:
+            new[node] = node if args == node.args else Node(next(uids), node.attrs, args, node.type, node.origin)
+    outputs = tuple(None if n is None else new[n] for n in graph.outputs)
+    return Graph(graph.inputs, outputs, graph.num_forward, graph.grad_of)
 
 
 def _computed_copy(node: Node, uid: int) -> Node:

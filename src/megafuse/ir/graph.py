@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from megafuse.core.dtypes import DType
 from megafuse.ir.ops import map_dtype
 from megafuse.ir.types import (
+    Again,
     Attrs,
     Cast,
     Concat,
@@ -193,6 +194,10 @@ class Builder:
         """``[P, M, K] x [P, K, N] (+ [N]) -> [P, M, N]``."""
         shape = (a.shape[0], a.shape[1], b.shape[2])
         return self.make(Dot(), (a, b) if bias is None else (a, b, bias), TensorType(shape, dtype))
+
+    def again(self, x: Node) -> Node:
+        """``x`` for values that are to be computed once more."""
+        return x if x.is_a(Const, Iota) else self.make(Again(), (x,), x.type)
 
     def permute(self, x: Node, perm: Sequence[int]) -> Node:
         """Permutation of dims; nested permutations compose."""

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from megafuse.core.sizes import OpenSize, typical
 from megafuse.ir.graph import Node, contiguous_strides
 from megafuse.ir.types import Concat, Expand, Pad, Permute, Reshape, Slice
 
@@ -88,7 +89,7 @@ class NotAffine(Exception):
 def axis_index(axes: Sequence[Axis]) -> Affine:
     """The row-major flattened index of ``axes``."""
     strides = contiguous_strides([a.size for a in axes])
-    return Affine(tuple((a.name, s) for a, s in zip(axes, strides, strict=True) if a.size > 1))
+    return Affine(tuple((a.name, s) for a, s in zip(axes, strides, strict=True) if a.size != 1))
 
 
 def combine(index: Sequence[Affine], strides: Sequence[int]) -> Affine:
@@ -99,7 +100,7 @@ def combine(index: Sequence[Affine], strides: Sequence[int]) -> Affine:
         const += ix.const * stride
         for name, s in ix.terms:
             total[name] = total.get(name, 0) + s * stride
-    terms = sorted(((n, s) for n, s in total.items() if s), key=lambda t: -abs(t[1]))
+    terms = sorted(((n, s) for n, s in total.items() if s), key=lambda t: -abs(typical(t[1])))
     return Affine(tuple(terms), const)
 
 
@@ -123,8 +124,8 @@ def split_linear(linear: Affine, shape: Sequence[int], sizes: Mapping[str, int])
     if base < 0:
         raise NotAffine(f"negative base of {linear}")
     for dim, stride in enumerate(strides):
-        consts[dim] += base // stride if shape[dim] > 1 else 0
-        base = base % stride if shape[dim] > 1 else base
+        consts[dim] += base // stride if shape[dim] != 1 else 0
+        base = base % stride if shape[dim] != 1 else base
     out = tuple(Affine(tuple(t), c) for t, c in zip(terms, consts, strict=True))
     if base or any(not _within(ix, n, sizes) for ix, n in zip(out, shape, strict=True)):
         raise NotAffine(f"{linear} does not fall into dims {tuple(shape)}")
@@ -132,6 +133,9 @@ def split_linear(linear: Affine, shape: Sequence[int], sizes: Mapping[str, int])
 
 
 def _dim_of(stride: int, size: int, shape: Sequence[int], strides: Sequence[int], name: str) -> int:
+    for dim, n in enumerate(shape):
+        if n != 1 and n == size and strides[dim] == stride:
+            return dim
     for dim in range(len(shape) - 1, -1, -1):
         below, above = strides[dim], strides[dim] * shape[dim]
         if shape[dim] == 1 or not below <= stride < above:
@@ -190,11 +194,14 @@ def pull_back(node: Node, index: Index, sizes: Mapping[str, int]) -> list[tuple[
 def _reshape_index(index: Index, shape: tuple[int, ...], into: tuple[int, ...], sizes: Mapping[str, int]) -> Index:
     """Index under shape ``into``: dims that the reshape leaves alone keep theirs, runs that it cuts anew are split."""
     out: list[Affine] = []
-    for ours, theirs, kept in _reshape_plan(shape, into):
-        if kept is None:
-            out.extend(split_linear(combine(index[ours], contiguous_strides(shape[ours])), into[theirs], sizes))
-        else:
-            out.extend(ZERO if dim is None else index[dim] for dim in kept)
+    try:
+        for ours, theirs, kept in _reshape_plan(shape, into):
+            if kept is None:
+                out.extend(split_linear(combine(index[ours], contiguous_strides(shape[ours])), into[theirs], sizes))
+            else:
+                out.extend(ZERO if dim is None else index[dim] for dim in kept)
+    except OpenSize as question:
+        raise NotAffine(f"{question}: it depends on the size") from None
     return tuple(out)
 
 
@@ -247,12 +254,15 @@ def _pull_back_concat(node: Node, index: Index, axis: int) -> list[tuple[Node, I
 def guard_decides(guard: Guard, sizes: Mapping[str, int]) -> bool | None:
     """True or False where the guard holds or fails for every value of its axes, else None."""
     low = high = guard.index.const
-    for name, stride in guard.index.terms:
-        low += min(0, stride * (sizes[name] - 1))
-        high += max(0, stride * (sizes[name] - 1))
-    if guard.lo <= low and high < guard.hi:
-        return True
-    return False if high < guard.lo or low >= guard.hi else None
+    try:
+        for name, stride in guard.index.terms:
+            low += min(0, stride * (sizes[name] - 1))
+            high += max(0, stride * (sizes[name] - 1))
+        if guard.lo <= low and high < guard.hi:
+            return True
+        return False if high < guard.lo or low >= guard.hi else None
+    except OpenSize:
+        return None
 
 
 def substitute_axis(index: Affine, axis: str, parts: Sequence[tuple[str, int]]) -> Affine:

@@ -20,6 +20,7 @@ from megafuse.ir.graph import Graph, Node
 from megafuse.ir.numeric import FUNCTIONS, REDUCERS, Array
 from megafuse.ir.types import (
     MOVES,
+    Again,
     Cast,
     Concat,
     Const,
@@ -213,6 +214,7 @@ _EVALUATORS: dict[type, Callable[[_Evaluation, Node, list[Array]], Array]] = {
     Cast: _cast,
     Reduce: _reduce,
     Dot: _dot,
+    Again: _cast,
     Opaque: _opaque,
     Pick: _pick,
 }

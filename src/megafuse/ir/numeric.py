@@ -60,6 +60,49 @@ def _digamma(x: float) -> float:
     return shift + math.log(x) - 0.5 / x - series
 
 
+def _erfcinv(q: float) -> float:
+    """Where ``erfc`` is ``q``, for 0 < q <= 1: a rational start, then Newton steps on erfc, whose tail is exact."""
+    z = math.sqrt(-math.log(q / 2))
+    x = (((1.641345311 * z + 3.429567803) * z - 1.624906493) * z - 1.970840454) / (
+        (1.637067800 * z + 3.543889200) * z + 1
+    )
+    for _ in range(4):
+        step = (math.erfc(x) - q) * math.exp(x * x) * math.sqrt(math.pi) / 2
+        x += step / (1 + x * step)
+    return x
+
+
+def _erfinv(y: float) -> float:
+    """Inverse of the error function; a series with the cubic term is enough below 1e-5."""
+    size = abs(y)
+    if not size < 1:
+        return math.copysign(math.inf, y) if size == 1 else math.nan
+    if size < 1e-5:
+        return y * math.sqrt(math.pi) / 2 * (1 + math.pi / 12 * y * y)
+    x = _erfcinv(1 - size)
+    x -= (math.erf(x) - size) * math.exp(x * x) * math.sqrt(math.pi) / 2 if size < 0.5 else 0
+    return math.copysign(x, y)
+
+
+def _erfcx(x: float) -> float:
+    """exp(x^2) erfc(x); from 5 on by its continued fraction (Abramowitz & Stegun 7.1.14)."""
+    if x < 5:
+        return math.exp(x * x) * math.erfc(x) if x > -26.6 else math.inf
+    below = x
+    for k in range(60, 0, -1):
+        below = x + k / 2 / below
+    return 1 / (math.sqrt(math.pi) * below) if not math.isnan(x) else x
+
+
+def _ndtri(p: float) -> float:
+    """Where the normal distribution function is ``p``: -sqrt(2) erfcinv(2 p)."""
+    if not 0 < p < 1:
+        return -math.inf if p == 0 else math.inf if p == 1 else math.nan
+    if p > 0.5:
+        return math.sqrt(2) * _erfcinv(2 * (1 - p))
+    return -math.sqrt(2) * _erfcinv(2 * p) if p != 0.5 else 0.0
+
+
 def _sigmoid(x: Array) -> Array:
     """``1 / (1 + exp(-x))``, written through exp(-|x|) so that nothing overflows."""
     e = np.exp(-np.abs(x))
@@ -152,6 +195,9 @@ FUNCTIONS: dict[str, Function] = {
     "erfc": _elementwise(math.erfc),
     "lgamma": _elementwise(_lgamma),
     "digamma": _elementwise(_digamma),
+    "erfinv": _elementwise(_erfinv),
+    "erfcx": _elementwise(_erfcx),
+    "ndtri": _elementwise(_ndtri),
     # arithmetic
     "add": np.add,
     "sub": np.subtract,
@@ -164,6 +210,7 @@ FUNCTIONS: dict[str, Function] = {
     "atan2": np.arctan2,
     "copysign": np.copysign,
     "hypot": np.hypot,
+    "nextafter": np.nextafter,
     "maximum": np.maximum,  # NaN wins, unlike fmax
     "minimum": np.minimum,
     # bits and logic

@@ -20,10 +20,10 @@ class MapFn:
 _UNARY = "neg abs sign floor ceil round trunc not".split()
 _SPECIAL_1 = (
     "sqrt rsqrt recip exp exp2 expm1 log log2 log1p log10 sin cos tan tanh sigmoid erf erfc asin acos atan sinh cosh "
-    "asinh acosh atanh lgamma digamma".split()
+    "asinh acosh atanh lgamma digamma erfinv erfcx ndtri".split()
 )
 _BINARY = "add sub mul maximum minimum and or xor shl shr".split()
-_BINARY_SPECIAL = "div pow fmod remainder floordiv atan2 copysign hypot".split()
+_BINARY_SPECIAL = "div pow fmod remainder floordiv atan2 copysign hypot nextafter".split()
 _COMPARE = "eq ne lt le gt ge".split()
 
 MAP_FNS: dict[str, MapFn] = {

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from megafuse.core.errors import VerifyError
+from megafuse.core.sizes import OpenSize
 from megafuse.ir.graph import Builder, Graph, Node, toposort
 from megafuse.ir.types import Attrs, Cast, Concat, Expand, Pad, Permute, Reshape, Slice, TensorType
 
@@ -119,7 +120,10 @@ class RewritingBuilder(Builder):
             if len(self._open) > DEPTH_LIMIT:
                 names = sorted(set(self._open.values()))
                 raise VerifyError(f"{self._pass}: rules feed each other without end: {', '.join(names)}")
-            result = r.apply(self, node)
+            try:
+                result = r.apply(self, node)
+            except OpenSize:
+                result = None  # whether it applies depends on the size
             del self._open[node.uid]
             if result is None or result is node:
                 continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from megafuse.core.sizes import typical
 from megafuse.ir.graph import Builder, Node
 from megafuse.ir.rewrite import Rule, rule
 from megafuse.ir.types import Reduce
@@ -24,8 +25,8 @@ def split_long_reduction(b: Builder, node: Node) -> Node | None:
     attrs = node.attrs
     assert isinstance(attrs, Reduce)
     rank = x.type.rank
-    reduced = math.prod(x.shape[a] for a in attrs.axes)
-    if rank - 1 not in attrs.axes or node.type.numel >= MANY_RESULTS or reduced <= LONG:
+    reduced = typical(math.prod(x.shape[a] for a in attrs.axes))
+    if rank - 1 not in attrs.axes or typical(node.type.numel) >= MANY_RESULTS or reduced <= LONG:
         return None
     real = [a for a in attrs.axes if x.shape[a] > 1]
     if len(real) > 1:

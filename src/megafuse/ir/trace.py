@@ -7,10 +7,12 @@ raises :class:`NestError` with the reason, which ``explain`` prints.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from megafuse.core.dtypes import DType
+from megafuse.core.sizes import OpenSize
 from megafuse.ir.graph import Node, contiguous_strides
 from megafuse.ir.index import (
     ZERO,
@@ -74,21 +76,33 @@ class Inst:
     value: float | int | bool = 0
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Trace:
-    """The instances of one nest in evaluation order, and the value of each root."""
+    """The instances of one nest in evaluation order, and the value of each root.
+
+    ``visited``: the nodes that were looked at. Whether these have memory, and how it is laid out, decided the trace.
+    """
 
     nest: Nest
-    insts: list[Inst] = field(default_factory=list)
-    roots: dict[Root, Inst] = field(default_factory=dict)
+    insts: tuple[Inst, ...]
+    roots: Mapping[Root, Inst]
+    visited: frozenset[Node] = frozenset()
 
-    def loads(self) -> list[Inst]:
+    def loads(self) -> tuple[Inst, ...]:
         """All loads."""
-        return [i for i in self.insts if i.kind == "load"]
+        return self._loads
 
     def loaded(self) -> frozenset[Node]:
         """Nodes read from memory."""
-        return frozenset(i.node for i in self.insts if i.kind == "load")
+        return self._loaded
+
+    @functools.cached_property
+    def _loads(self) -> tuple[Inst, ...]:
+        return tuple(i for i in self.insts if i.kind == "load")
+
+    @functools.cached_property
+    def _loaded(self) -> frozenset[Node]:
+        return frozenset(i.node for i in self._loads)
 
 
 def trace_nest(nest: Nest, materialised: Memory, overrides: Mapping[Node, Node] | None = None) -> Trace:
@@ -107,6 +121,8 @@ def trace_nest(nest: Nest, materialised: Memory, overrides: Mapping[Node, Node] 
             nest = nest.split(need.axis, need.inner)
         except NotAffine as bad:
             raise NestError(f"the columns do not follow the nest's axes: {bad}") from None
+        except OpenSize as question:
+            raise NestError(f"{question}: it depends on the size") from None
     raise NestError("its axes were split 64 times without an end")
 
 
@@ -117,25 +133,27 @@ class _Tracer:
         self.row_names, self.col_names = nest.space.row_names, nest.space.col_names
         self.own = {r.anchor.node: r for r in nest.roots if r.anchor.part is None}
         self.own_concats = {r.anchor.node for r in nest.roots if r.anchor.part is not None}
-        self.memo: dict[tuple[object, ...], Inst] = {}
-        self.out = Trace(nest)
+        self.memo: dict[tuple[Node, Index, tuple[Guard, ...]], Inst] = {}
+        self.insts: list[Inst] = []
 
     def run(self) -> Trace:
+        roots: dict[Root, Inst] = {}
         for root in self.nest.roots:
             if root.by_rows:
                 assert root.arg_index is not None
-                arg = root.anchor.node.args[0]
-                self.out.roots[root] = self.visit(arg, root.arg_index, ())
+                roots[root] = self.visit(root.anchor.node.args[0], root.arg_index, ())
             else:
-                self.out.roots[root] = self.visit(root.anchor.value, root.index, ())
-        return self.out
+                roots[root] = self.visit(root.anchor.value, root.index, ())
+        visited = frozenset(node for node, _, _ in self.memo)
+        return Trace(self.nest, tuple(self.insts), roots, visited | {i.node for i in self.insts if i.kind == "load"})
 
     def visit(self, node: Node, index: Index, guards: tuple[Guard, ...]) -> Inst:
         node = self.overrides.get(node, node)
         key = (node, index, guards)
-        if key not in self.memo:
-            self.memo[key] = self.evaluate(node, index, guards)
-        return self.memo[key]
+        found = self.memo.get(key)
+        if found is None:
+            found = self.memo[key] = self.evaluate(node, index, guards)
+        return found
 
     def evaluate(self, node: Node, index: Index, guards: tuple[Guard, ...]) -> Inst:
         attrs = node.attrs
@@ -229,5 +247,5 @@ class _Tracer:
         )
 
     def add(self, inst: Inst) -> Inst:
-        self.out.insts.append(inst)
+        self.insts.append(inst)
         return inst

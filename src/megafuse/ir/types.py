@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from megafuse.core.dtypes import DType
+from megafuse.core.sizes import typical
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class TensorType:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes when dense."""
-        return self.numel * self.dtype.size
+        """Size in bytes when dense (of open sizes, the typical one)."""
+        return int(typical(self.numel)) * self.dtype.size
 
     def __str__(self) -> str:
         return f"{self.dtype.value}[{', '.join(map(str, self.shape))}]"
@@ -99,6 +100,11 @@ class Dot:
 
 
 @dataclass(frozen=True)
+class Again:
+    """The argument, as the start of values that are computed once more instead of being shared with the first time."""
+
+
+@dataclass(frozen=True)
 class Permute:
     """Output dim ``i`` is input dim ``perm[i]``."""
 
@@ -159,6 +165,7 @@ class Pick:
 
 
 Attrs = (
-    Input | Const | Iota | Map | Cast | Reduce | Dot | Permute | Reshape | Expand | Slice | Pad | Concat | Opaque | Pick
-)
+    Input | Const | Iota | Map | Cast | Reduce | Dot | Again | Permute | Reshape | Expand | Slice | Pad | Concat
+    | Opaque | Pick
+)  # fmt: skip
 MOVES = (Permute, Reshape, Expand, Slice, Pad, Concat)

@@ -6,13 +6,16 @@ Each rule takes a node and returns what is wrong, or None. Run between stages; a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from megafuse.core.dtypes import DType
 from megafuse.core.errors import VerifyError
+from megafuse.core.sizes import OpenSize, is_open, settle
 from megafuse.ir.graph import Graph, Node
 from megafuse.ir.ops import MAP_FNS, REDUCE_FNS, map_dtype
 from megafuse.ir.types import (
+    Again,
     Cast,
     Concat,
     Const,
@@ -34,7 +37,7 @@ Rule = Callable[[Node], "str | None"]
 ROLES = ("param", "buffer", "arg", "tangent")
 FLOAT_ONLY = frozenset(
     "sqrt rsqrt recip exp exp2 expm1 log log2 log1p log10 sin cos tan tanh sigmoid erf erfc asin acos atan sinh cosh "
-    "asinh acosh atanh lgamma digamma atan2 copysign hypot".split()
+    "asinh acosh atanh lgamma digamma erfinv erfcx ndtri atan2 copysign hypot nextafter".split()
 )
 NEVER_FLOAT = frozenset("not and or xor shl shr".split())
 NEVER_BOOL = frozenset("neg sub div pow fmod remainder floordiv shl shr".split())
@@ -58,7 +61,35 @@ def verify(graph: Graph) -> None:
 
 def node_problem(node: Node) -> str | None:
     """The first rule that ``node`` breaks, in words."""
-    return next((p for rule in (*COMMON, *RULES[type(node.attrs)]) if (p := rule(node))), None)
+    return next((p for rule in (*COMMON, *RULES[type(node.attrs)]) if (p := _problem(rule, node))), None)
+
+
+def _problem(rule: Rule, node: Node) -> str | None:
+    """What ``rule`` says; nothing where that depends on open sizes (see ``open_questions``)."""
+    try:
+        return rule(node)
+    except OpenSize:
+        return None
+
+
+def open_questions(graph: Graph) -> tuple[Node, ...]:
+    """Nodes that are legal at some of the open sizes only, as far as can be told: ``legal_at`` tells of given ones."""
+    return tuple(node for node in graph.nodes if any(_is_open(rule, node) for rule in RULES[type(node.attrs)]))
+
+
+def _is_open(rule: Rule, node: Node) -> bool:
+    try:
+        rule(node)
+    except OpenSize:
+        return True
+    return False
+
+
+def legal_at(node: Node, sizes: Mapping[str, int]) -> bool:
+    """Whether a node breaks no rule where open sizes have these values."""
+    args = [replace(a, attrs=settle(a.attrs, sizes), args=(), type=settle(a.type, sizes)) for a in node.args]
+    settled = replace(node, attrs=settle(node.attrs, sizes), args=tuple(args), type=settle(node.type, sizes))
+    return node_problem(settled) is None
 
 
 # ---- the graph as a whole
@@ -118,8 +149,8 @@ def _output_problems(graph: Graph) -> Iterator[str]:
 
 
 def sizes_are_sane(node: Node) -> str | None:
-    """Sizes are plain non-negative integers."""
-    bad = any(type(s) is not int or s < 0 for s in node.shape)
+    """Sizes are plain non-negative integers, or open."""
+    bad = any(not is_open(s) and (type(s) is not int or s < 0) for s in node.shape)
     return f"shape {node.shape} is not made of non-negative integers" if bad else None
 
 
@@ -228,6 +259,11 @@ def cast_changes(node: Node) -> str | None:
     return "a cast to the same dtype" if node.dtype is node.args[0].dtype else None
 
 
+def again_is_same(node: Node) -> str | None:
+    """The type is that of the argument."""
+    return None if node.type == node.args[0].type else f"the result should be {node.args[0].type}"
+
+
 # ---- moves
 
 
@@ -326,6 +362,7 @@ RULES: dict[type, tuple[Rule, ...]] = {
     Cast: (_arity(1), cast_changes),
     Reduce: (_arity(1), keeps_dtype, reduce_is_legal),
     Dot: (_arity(2, 3), dot_is_legal),
+    Again: (_arity(1), again_is_same),
     Permute: (_arity(1), keeps_dtype, permute_is_legal),
     Reshape: (_arity(1), keeps_dtype, reshape_is_legal),
     Expand: (_arity(1), keeps_dtype, expand_is_legal),

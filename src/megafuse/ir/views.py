@@ -147,3 +147,13 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
             return False
         expected *= n
     return True
+
+
+def is_disjoint(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """True when no two elements share memory by the order of strides alone; there may be gaps."""
+    reach = 0
+    for stride, n in sorted((s, n) for s, n in zip(strides, shape, strict=True) if n != 1):
+        if stride <= reach:
+            return False
+        reach += stride * (n - 1)
+    return True

@@ -16,7 +16,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -36,6 +36,7 @@ Original = Callable[..., Sequence[Tensor | None]]
 _keep_graph: Callable[[], bool] | None = getattr(
     getattr(torch._C, "_autograd", None), "_get_current_graph_task_keep_graph", None
 )
+_transforms: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 _any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
@@ -74,17 +75,30 @@ def apply(spec: StepSpec, *tensors: Tensor) -> tuple[Tensor | None, ...]:
 
     Returns the user's forward outputs, then nothing: new values of mutated inputs are written to those inputs.
     """
-    if spec.step.has_backward and torch.is_grad_enabled():
-        outputs = _FusedStep.apply(spec, *tensors)
-    else:
-        outputs = _infer(spec, tensors)
+    recorded = spec.step.has_backward and torch.is_grad_enabled()
+    outputs = _record(spec, *tensors) if recorded else _infer(spec, tensors)
     return _mutate(spec, tensors, outputs) if spec.mutations else outputs
+
+
+def _record(spec: StepSpec, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+    """``_FusedStep.apply``, past its look at every argument for torch.func where no transform is active."""
+    if _transforms():
+        return _FusedStep.apply(spec, *tensors)  # type: ignore[no-any-return]
+    return super(torch.autograd.Function, _FusedStep).apply(spec, *tensors)  # type: ignore[no-any-return,misc]
 
 
 def _infer(spec: StepSpec, tensors: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
     """Forward alone; what it saved is dropped at once."""
     with torch.no_grad():
-        return tuple(spec.step.forward(list(tensors))[0])
+        return tuple(_plainly(spec.step.forward, list(tensors))[0])
+
+
+def _plainly(fn: Callable[..., Any], *lists: Any) -> Any:
+    """Run launch code with autocast off: its casts are in the step already."""
+    if not _any_autocast():
+        return fn(*lists)
+    with torch._C._DisableAutocast():
+        return fn(*lists)
 
 
 def _mutate(spec: StepSpec, tensors: Sequence[Tensor], outputs: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
@@ -94,12 +108,18 @@ def _mutate(spec: StepSpec, tensors: Sequence[Tensor], outputs: tuple[Any, ...])
     return outputs[: len(outputs) - len(spec.mutations)]
 
 
+def share_memory(mutations: Sequence[tuple[int, int]], tensors: Sequence[Tensor]) -> bool:
+    """True where an input that a step changes lies in the memory of another one."""
+    storages = [t.untyped_storage().data_ptr() for t in tensors]
+    return any(storages[position] and storages.count(storages[position]) > 1 for position, _ in mutations)
+
+
 class _FusedStep(torch.autograd.Function):
     """The node. ``ctx.others`` finds the inputs that are not saved again, for double backward."""
 
     @staticmethod
     def forward(ctx: Any, spec: StepSpec, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-        outputs, saved = spec.step.forward(list(tensors))
+        outputs, saved = _plainly(spec.step.forward, list(tensors))
         ctx.spec = spec
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*saved)
@@ -110,7 +130,7 @@ class _FusedStep(torch.autograd.Function):
             others = [tensors[i] for i in spec.unsaved]
             ctx.versions = [_version(t) for t in others]
             ctx.others = others if spec.keep_inputs else [weakref.ref(t) for t in others]
-            ctx.autocast = _autocast_state(spec.step.device.type) if _any_autocast() else nullcontext
+            ctx.autocast = _autocast_state(spec.step.device.type)
         return tuple(outputs)
 
     @staticmethod
@@ -130,8 +150,9 @@ def _partly_undefined(ctx: Any, tangents: list[Tensor | None]) -> bool:
     original cannot run again (random ops, inputs that are gone) zeros it is.
     """
     spec: StepSpec = ctx.spec
-    undefined = sum(t is None for t in tangents)
-    if not 0 < undefined < len(tangents) or spec.original is None or not spec.repeatable:
+    again = spec.step.returned_again  # autograd hands the gradient of a tensor returned twice to the later place alone
+    own = [t for i, t in zip(spec.tangent_of, tangents, strict=True) if i not in again]
+    if not 0 < sum(t is None for t in own) < len(own) or spec.original is None or not spec.repeatable:
         return False
     try:
         _all_inputs(ctx)
@@ -144,7 +165,7 @@ def _partly_undefined(ctx: Any, tangents: list[Tensor | None]) -> bool:
 def _gradients(ctx: Any, tangents: list[Tensor | None]) -> list[Tensor | None]:
     spec: StepSpec = ctx.spec
     saved = _take_saved(ctx, spec.step.overwritten)
-    grads = spec.step.backward(saved, tangents)
+    grads: list[Tensor | None] = _plainly(spec.step.backward, saved, tangents)
     if spec.grad_of == tuple(range(spec.num_inputs)):
         return grads
     by_input: list[Tensor | None] = [None] * spec.num_inputs
@@ -177,8 +198,8 @@ def _differentiable_gradients(
     spec: StepSpec = ctx.spec
     if spec.original is None:
         raise LaunchError(
-            "this fused step cannot be differentiated twice: it was made without the original callable",
-            hint="use the unfused module where create_graph=True is needed",
+            "this fused step cannot be differentiated twice: it takes gradients of tensors inside of other objects",
+            hint="pass those tensors as arguments, or use the unfused module where create_graph=True is needed",
         )
     inputs = _all_inputs(ctx)
     with torch.enable_grad(), ctx.autocast():
@@ -232,9 +253,9 @@ def _version(tensor: Tensor) -> int:
 
 
 def _autocast_state(device_type: str) -> Callable[[], AbstractContextManager[Any]]:
-    """A maker of the autocast context in force now."""
-    if not torch.is_autocast_enabled(device_type):
-        return nullcontext
+    """A maker of the autocast context in force now, which backward may run without, or under another."""
+    if not _any_autocast() or not torch.is_autocast_enabled(device_type):
+        return torch._C._DisableAutocast
     dtype = torch.get_autocast_dtype(device_type)
     cache = torch.is_autocast_cache_enabled()
     return lambda: torch.autocast(device_type, dtype=dtype, cache_enabled=cache)

@@ -11,13 +11,14 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from megafuse.core.errors import LaunchError
+from megafuse.core.errors import InputError, LaunchError
 
 Binding = TypeVar("Binding")
 RawKey = tuple[Any, ...]
 Check = Callable[[Sequence[Tensor]], bool]
 _PER_TENSOR, _ALIGN = 6, 15
 MAX_BINDINGS = 256
+_TYPES = frozenset({Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", Tensor)})  # all that is not a subclass
 _any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
@@ -128,6 +129,7 @@ class Binder(Generic[Binding]):
 
         Raises:
             LaunchError: something other than a dense tensor, or tensors on several devices.
+            InputError: a tensor subclass.
         """
         try:
             flags = raw_flags(tensors, extra)
@@ -160,6 +162,8 @@ def raw_tensors(tensors: Sequence[Tensor]) -> RawKey:
     """The tensors' part of a binding key as one flat tuple, six entries a tensor; ``describe`` names them."""
     key: list[Any] = []
     for t in tensors:
+        if type(t) not in _TYPES or t.is_neg():
+            check_call(tensors, ())
         key += (t.shape, t.stride(), t.dtype, t.device, t.requires_grad, t.data_ptr() & _ALIGN)
     return tuple(key)
 
@@ -226,6 +230,9 @@ def check_call(tensors: Sequence[Any], extra: Any) -> None:
     for position, tensor in enumerate(tensors):
         if not isinstance(tensor, Tensor):
             raise LaunchError(f"input {position} is {type(tensor).__name__}, not a tensor")
+        if type(tensor) not in _TYPES:
+            raise InputError(f"input {position} is a {type(tensor).__name__}: tensor subclasses are not supported",
+                             hint="pass a plain torch.Tensor (for a distributed tensor, its local part)")  # fmt: skip
         if tensor.layout is not torch.strided:
             raise LaunchError(f"input {position} has layout {tensor.layout}", hint="give dense tensors")
         if tensor.is_conj() or tensor.is_neg():

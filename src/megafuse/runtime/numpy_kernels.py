@@ -15,14 +15,14 @@ from megafuse.runtime.loading import load_module
 
 
 def numpy_launcher(source: KernelSource) -> Callable[..., None]:
-    """``launch(*tensors)``: calls ``entry(*arrays)``, which runs all programs of the grid.
+    """``launch(*tensors)``: calls ``entry(*arrays, *sizes)``, which runs all programs of the grid.
 
     Each array is flat: a tensor's memory from its first element to the end of its storage, without a copy.
     """
     kernel = getattr(load_module(source.text, source.entry), source.entry)
 
     def launch(*tensors: Tensor) -> None:
-        kernel(*[flat_array(t) for t in tensors])
+        kernel(*[flat_array(t) for t in tensors], *source.sizes)
 
     return launch
 

@@ -51,6 +51,7 @@ def compile_offline(
 
     The work runs in ``processes`` child processes at once, so Triton's interpreter switch and a compiler crash stay
     there. A kernel that crashes the compiler or takes longer than ``seconds_per_kernel`` gets a report with an error.
+    Open sizes are compiled as 32-bit numbers of which nothing is known.
 
     Raises:
         TargetError: a source is not Triton text.
@@ -101,6 +102,7 @@ def _job(source: KernelSource) -> dict[str, Any]:
         "path": str(path),
         "entry": source.entry,
         "params": [_POINTERS[dtype] for _, dtype in source.params],
+        "sizes": len(source.dims),
         "num_warps": source.num_warps,
         "num_stages": source.num_stages,
     }

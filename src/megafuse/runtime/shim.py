@@ -82,10 +82,30 @@ def interpreted_launcher(source: KernelSource) -> Launcher:
             f"kernel {source.entry}: it rounds to bf16 in assembly, which Triton's interpreter cannot run",
             hint="use the kernel's NumPy text, which rounds the same way",
         )
+    complete_interpreter()
     kernel = _entry(source)
     if 0 in source.grid:
         return lambda *tensors: None
-    return lambda *tensors: kernel[source.grid](*[t.detach() for t in tensors])
+    return lambda *tensors: kernel[source.grid](*[t.detach() for t in tensors], *source.sizes)
+
+
+def complete_interpreter() -> None:
+    """Let Triton's interpreter spread a scalar truth value over a block, which it makes integers of otherwise."""
+    from triton.language import int1
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    plain = InterpreterBuilder.create_splat
+    if getattr(plain, "keeps_truth", False):
+        return
+
+    def create_splat(self: Any, *args: Any) -> Any:
+        value = next(a for a in args if isinstance(a, TensorHandle))
+        if value.data.dtype == bool:
+            value = TensorHandle(value.data, int1)
+        return plain(self, *(value if isinstance(a, TensorHandle) else a for a in args))
+
+    create_splat.keeps_truth = True  # type: ignore[attr-defined]
+    InterpreterBuilder.create_splat = create_splat
 
 
 def _triton() -> Any:
@@ -144,7 +164,7 @@ class _Launch:
     def plain(self, *tensors: Tensor) -> Any:
         """Launch as any Triton user does; returns the compiled kernel."""
         src = self.source
-        return self.kernel[src.grid](*tensors, num_warps=src.num_warps, num_stages=src.num_stages)
+        return self.kernel[src.grid](*tensors, *src.sizes, num_warps=src.num_warps, num_stages=src.num_stages)
 
 
 def check_ptx(compiled: Any, source: KernelSource) -> None:
@@ -173,11 +193,11 @@ def bind(compiled: Any, kernel: Any, source: KernelSource, device: int) -> Bound
 
 
 def _constants(kernel: Any, source: KernelSource) -> tuple[Any, ...]:
-    """Values of the kernel's parameters after the pointers: constexprs, each with a default."""
-    tail = list(inspect.signature(kernel.fn).parameters.values())[len(source.params) :]
+    """Values of the kernel's parameters after the pointers: sizes, then constexprs, each with a default."""
+    tail = list(inspect.signature(kernel.fn).parameters.values())[len(source.params) + len(source.sizes) :]
     if any(p.default is inspect.Parameter.empty for p in tail):
-        raise TypeError("a parameter after the pointers has no default")
-    return tuple(p.default for p in tail)
+        raise TypeError("a parameter after the pointers and sizes has no default")
+    return (*source.sizes, *(p.default for p in tail))
 
 
 def _scratch_free(run: Any) -> bool:

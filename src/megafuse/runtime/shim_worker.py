@@ -17,7 +17,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-
 PACKED_ADD = "add.s16x2"
 
 
@@ -41,7 +40,9 @@ def compile_one(kernel: dict[str, Any], arch: int) -> dict[str, Any]:
     fn = _load(kernel["path"], kernel["entry"])
     options = {"num_warps": kernel["num_warps"], "num_stages": kernel["num_stages"]}
     start = time.perf_counter()
-    compiled = triton.compile(_source(fn, kernel["params"]), target=GPUTarget("cuda", arch, 32), options=options)
+    compiled = triton.compile(
+        _source(fn, kernel["params"], kernel.get("sizes", 0)), target=GPUTarget("cuda", arch, 32), options=options
+    )
     seconds = time.perf_counter() - start
     if PACKED_ADD in compiled.asm["ptx"]:
         return {"error": "PTX holds packed 16-bit additions, whose constants ptxas loses"}
@@ -64,13 +65,13 @@ def _load(path: str, entry: str) -> Any:
     return getattr(module, entry)
 
 
-def _source(fn: Any, params: list[str]) -> Any:
-    """The kernel with all pointers 16-byte aligned, and further parameters at their defaults."""
+def _source(fn: Any, params: list[str], sizes: int) -> Any:
+    """The kernel with all pointers 16-byte aligned, then ``sizes`` integers, and other parameters at their defaults."""
     from triton.compiler import ASTSource
 
     names = fn.arg_names
-    constants = {p.name: p.default for p in fn.params[len(params) :]}
-    signature = dict(zip(names, params, strict=False))
+    constants = {p.name: p.default for p in fn.params[len(params) + sizes :]}
+    signature = dict(zip(names, [*params, *["i32"] * sizes], strict=False))
     aligned = range(len(params))
     try:  # 3.2
         from triton.backends.compiler import AttrsDescriptor

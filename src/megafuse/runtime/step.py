@@ -27,8 +27,8 @@ class LoadedStep:
     the lists they are given. No grad mode is touched: call them where autograd does not record.
 
     ``saved_inputs[i]`` is the input that ``saved[i]`` is, or -1; ``saved_strides[i]`` are the strides that backward
-    relies on; ``overwritten`` are the positions in ``saved`` whose memory backward writes over. ``notes`` say what runs
-    otherwise than planned.
+    relies on; ``overwritten`` are the positions in ``saved`` whose memory backward writes over. ``returned_again``
+    are the outputs that are one tensor with a later output. ``notes`` say what runs otherwise than planned.
     """
 
     def __init__(
@@ -39,32 +39,36 @@ class LoadedStep:
         *,
         opaque: OpaqueTable | None = None,
         poison: bool | None = None,
+        sizes: Mapping[str, int] | None = None,
     ) -> None:
         """Load ``artifact`` for ``target`` ("cuda", or "interpret" on CPU tensors).
 
         ``opaque(call, args)`` runs the capture's ATen call and returns its results. ``poison`` fills every allocation
-        with NaN (default: environment variable ``MEGAFUSE_POISON=1``).
+        with NaN (default: environment variable ``MEGAFUSE_POISON=1``). ``sizes`` are the values of the artifact's open
+        sizes.
 
         Raises:
             TargetError: the target is not available, or a kernel has no text for it.
             VerifyError: the launch code needs a name that nothing supplies.
         """
         self.device = _checked_device(target, torch.device(device))
-        self.target, self.artifact = target, artifact
+        self.target, self.artifact = target, artifact.at(sizes or {})
         self.notes: list[str] = list(artifact.notes)
         poison = os.environ.get("MEGAFUSE_POISON") == "1" if poison is None else poison
         names = {
             **_helpers(self.device, poison, self.notes),
-            **_kernels(artifact.kernels, target),
+            **_kernels(self.artifact.kernels, target),
             "opaque": _opaque(opaque),
+            **(sizes or {}),
         }
-        missing = [n for n in artifact.host.needs if n not in names]
+        missing = [n for n in (*artifact.host.needs, *artifact.host.dims) if n not in names]
         if missing:
             raise VerifyError(f"launch code needs {', '.join(missing)}, which no kernel or helper supplies")
         module = load_host(artifact.host.text, names)
         self.saved_inputs: tuple[int, ...] = module.get("SAVED_INPUTS", ())
         self.saved_strides: list[tuple[int, ...]] = list(module.get("SAVED_STRIDES", ()))
         self.overwritten: tuple[int, ...] = module.get("OVERWRITTEN", ())
+        self.returned_again: tuple[int, ...] = module.get("RETURNED_AGAIN", ())
         self.forward: Callable[[Tensors], tuple[Tensors, Tensors]] = _guarded(module["forward"], self.device)
         self.has_backward = "backward" in module
         self.backward: Callable[[Tensors, Tensors], Tensors] = _guarded(

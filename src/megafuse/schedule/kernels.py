@@ -7,14 +7,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from megafuse.core.device import DeviceSpec
+from megafuse.core.sizes import ceil_div, may_exceed, typical
 from megafuse.fusion.plan import Cover, KernelGroup
 from megafuse.ir.graph import Node, contiguous_strides
 from megafuse.ir.index import Affine, Axis, Index, combine
 from megafuse.ir.nest import Nest, Root, rename_axes
-from megafuse.ir.trace import Trace, trace_nest
+from megafuse.ir.trace import Inst, Trace, trace_nest
 from megafuse.ir.types import Concat, Dot, Opaque
+from megafuse.schedule.hoisting import hoisting_axes
 from megafuse.schedule.partials import CHUNK, Partial, finisher_nests, make_partial
-from megafuse.schedule.tiling import TileRequest, choose_tile, hoisting_axes
+from megafuse.schedule.tiling import TileRequest, choose_tile
 from megafuse.schedule.types import Tile
 
 SHORT_RUN = 128  # bytes: shorter contiguous runs waste parts of the sectors they fetch
@@ -66,6 +68,7 @@ class KernelMaker:
         self.layout = dict(cover.layout)
         self.uids = itertools.count(max((n.uid for n in cover.graph.nodes), default=0) + 1, 2)
         self.absorbed: set[int] = set()
+        self.traces = [trace_nest(nest, cover.materialised) for nest in cover.nests]
         self.read_by = self._readers()
 
     def run(self) -> list[KernelPlan]:
@@ -83,8 +86,8 @@ class KernelMaker:
     def _readers(self) -> dict[Node, set[object]]:
         """Who reads each materialised value: nest numbers, and "call" for library calls and outputs."""
         readers: dict[Node, set[object]] = {}
-        for number, nest in enumerate(self.cover.nests):
-            for node in trace_nest(nest, self.cover.materialised).loaded():
+        for number, trace in enumerate(self.traces):
+            for node in trace.loaded():
                 readers.setdefault(node, set()).add(number)
         from_calls = [a for n in self.cover.graph.nodes if n.is_a(Dot, Opaque) for a in n.args]
         for node in (*from_calls, *(n for n in self.cover.graph.outputs if n is not None)):
@@ -97,8 +100,7 @@ class KernelMaker:
     def _group(self, number: int, group: KernelGroup) -> list[KernelPlan]:
         chosen = [(self.cover.nests[n], f) for n, f in zip(group.nests, group.fixed, strict=True)]
         if len(chosen) == 1 and not chosen[0][1]:
-            nest = chosen[0][0]
-            chosen = [(nest, hoisting_axes(trace_nest(nest, self.cover.materialised)))]
+            chosen = [(chosen[0][0], hoisting_axes(self.traces[group.nests[0]], self.device))]
         nests = [self._tidy(n, f) for n, f in chosen]
         whole = len(nests) > 1
         phases: list[PhasePlan] = []
@@ -140,7 +142,7 @@ class KernelMaker:
         size = 1
         for a in loop:
             size *= a.size
-        chunks = max(1, -(-size // tile.rows_per_chunk))
+        chunks = ceil_div(size, tile.rows_per_chunk) if may_exceed(size, tile.rows_per_chunk) else 1
         stores: list[tuple[Root, Node, Affine]] = []
         for root in trace.nest.roots:
             if not root.by_rows:
@@ -176,9 +178,9 @@ class KernelMaker:
         """
         names = {a.name for a in rows}
         touched = [(i.node, i.index) for i in trace.loads()] + [(r.anchor.value, r.index) for r in trace.nest.roots]
-        node, index = max(touched, key=lambda t: (len(_axes(t[1]) & names), t[0].type.numel))
+        node, index = max(touched, key=lambda t: (len(_axes(t[1]) & names), typical(t[0].type.numel)))
         step = dict(combine(index, self.strides(node)).terms)
-        order = sorted(rows, key=lambda a: -abs(step.get(a.name, 0)))
+        order = sorted(rows, key=lambda a: -abs(typical(step.get(a.name, 0))))
         inner = self._short_run_axis(trace, names)
         return tuple(sorted(order, key=lambda a: a.name == inner))
 
@@ -190,18 +192,15 @@ class KernelMaker:
             if not load.axes & cols or not load.axes & rows:
                 continue
             sizes = trace.nest.space.sizes
-            terms = sorted(combine(load.index, self.strides(load.node)).terms, key=lambda t: abs(t[1]))
+            terms = sorted(combine(load.index, self.strides(load.node)).terms, key=lambda t: abs(typical(t[1])))
             run = 1
             for name, stride in terms:
-                if abs(stride) != run:
+                if stride not in (run, -run):
                     break
                 if name in rows:
-                    if (
-                        run * load.dtype.size < SHORT_RUN
-                        and run > 1
-                        and (best is None or load.node.type.numel > best[0])
-                    ):
-                        best = (load.node.type.numel, name)
+                    numel = typical(load.node.type.numel)
+                    if 1 < typical(run) < SHORT_RUN / load.dtype.size and (best is None or numel > best[0]):
+                        best = (numel, name)
                     break
                 run *= sizes[name]
         return None if best is None else best[1]
@@ -216,7 +215,7 @@ class KernelMaker:
                 continue
             if (nest.anchors[0].node in self.forward) != forward:
                 continue
-            if trace_nest(nest, self.cover.materialised).loaded() & set(partials):
+            if not self.traces[group.nests[0]].loaded().isdisjoint(partials):
                 followers[other] = nest
         follower_nests = {self.cover.groups[o].nests[0] for o in followers}
         needed = frozenset(n for n in partials if self.read_by.get(n, set()) - follower_nests)
@@ -250,21 +249,17 @@ def _rename_trace(trace: Trace, nest: Nest, names: dict[str, str]) -> Trace:
     def fix(ix: Affine) -> Affine:
         return Affine(tuple((names.get(n, n), s) for n, s in ix.terms), ix.const)
 
-    new: dict[int, object] = {}
-    out = Trace(nest)
+    new: dict[Inst, Inst] = {}
     for inst in trace.insts:
-        copy = replace(
+        new[inst] = replace(
             inst,
             axes=frozenset(names.get(a, a) for a in inst.axes),
-            args=tuple(new[id(a)] for a in inst.args),  # type: ignore[misc]
+            args=tuple(new[a] for a in inst.args),
             index=tuple(fix(i) for i in inst.index),
             guards=tuple(replace(g, index=fix(g.index)) for g in inst.guards),
         )
-        new[id(inst)] = copy
-        out.insts.append(copy)
-    for old, root in zip(trace.nest.roots, nest.roots, strict=True):
-        out.roots[root] = new[id(trace.roots[old])]  # type: ignore[assignment]
-    return out
+    roots = {root: new[trace.roots[old]] for old, root in zip(trace.nest.roots, nest.roots, strict=True)}
+    return Trace(nest, tuple(new.values()), roots)
 
 
 __all__ = ["CHUNK", "KernelMaker", "KernelPlan", "PhasePlan"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -52,28 +53,32 @@ def order_work(works: Sequence[Work], kept: frozenset[Node], sizes: Mapping[Node
     ``kept``: values that outlive the step (outputs, gradients, inputs). Among the calls that are ready, the one that
     frees most and allocates least goes first; forward calls all precede backward calls.
     """
-    pending = list(works)
     made = {n for w in works for n in w.writes}
-    writers: dict[Node, int] = {}  # calls still to come that write (a part of) a value
-    for work in works:
-        for node in work.writes:
-            writers[node] = writers.get(node, 0) + 1
-    readers: dict[Node, int] = {}
-    for work in works:
-        for node in work.reads:
-            readers[node] = readers.get(node, 0) + 1
+    position = {w: n for n, w in enumerate(works)}
+    writers = Counter(n for w in works for n in w.writes)  # calls still to come that write (a part of) a value
+    readers = Counter(n for w in works for n in w.reads)
+    missing = {w: {n for n in w.reads if n in made} for w in works}
+    waiting: dict[Node, list[Work]] = {}
+    for work, nodes in missing.items():
+        for node in nodes:
+            waiting.setdefault(node, []).append(work)
+    ready = {w for w in works if not missing[w]}
+    forward_left = sum(w.forward for w in works)
     out: list[Work] = []
-    while pending:
-        phase = [w for w in pending if w.forward] or pending
-        ready = [w for w in phase if not any(writers.get(n) for n in w.reads)]
-        if not ready:
+    while len(out) < len(works):
+        phase = [w for w in ready if w.forward or not forward_left]
+        if not phase:
             raise AssertionError("the calls of a step depend on one another in a circle")
-        best = max(ready, key=lambda w: (_freed(w, readers, kept, made, sizes), -works.index(w)))
-        pending.remove(best)
+        best = max(phase, key=lambda w: (_freed(w, readers, kept, made, sizes), -position[w]))
+        ready.remove(best)
+        forward_left -= best.forward
+        readers.subtract(best.reads)
+        writers.subtract(best.writes)
         for node in best.writes:
-            writers[node] -= 1
-        for node in best.reads:
-            readers[node] -= 1
+            for work in waiting.get(node, ()) if not writers[node] else ():
+                missing[work].discard(node)
+                if not missing[work]:
+                    ready.add(work)
         out.append(best)
     return out
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from megafuse.core.sizes import typical
 from megafuse.ir.graph import Node, contiguous_strides
 from megafuse.ir.index import Affine, Axis, Index
 from megafuse.ir.nest import Anchor, Nest, Root, Space, rename_axes
@@ -36,7 +37,7 @@ def make_partial(root: Root, fixed: Sequence[Axis], num_chunks: int, name: str, 
     attrs = node.attrs
     assert isinstance(attrs, Reduce)
     outer = [a for a in fixed if a.name in root.reduced_axes]
-    if num_chunks > 1:
+    if num_chunks != 1:
         outer.append(Axis(CHUNK, num_chunks))
     if not outer:
         return None
@@ -83,8 +84,8 @@ def _finish(
     reads = trace_nest(nest, sources.replace((), partials)).loaded()
     summed = [n for n in reads if n in partials]
     counts = {_count(partials[n]) for n in summed}
-    elements = nest.space.num_rows * nest.space.num_cols
-    if len(counts) != 1 or elements > sum(n.type.numel for n in summed):
+    elements = typical(nest.space.num_rows * nest.space.num_cols)
+    if len(counts) != 1 or elements > sum(typical(n.type.numel) for n in summed):
         return None  # a larger follower would add the same partials up again and again
     rows = (*nest.space.rows, *nest.space.cols)
     space = Space(rows, (Axis("p", counts.pop()),))

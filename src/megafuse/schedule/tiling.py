@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from megafuse.core.device import DeviceSpec
+from megafuse.core.sizes import OpenSize, ceil_div, is_open, typical
 from megafuse.ir.graph import Node
 from megafuse.ir.index import combine
 from megafuse.ir.nest import Root
@@ -31,8 +32,6 @@ FULL_GRID = 128  # programs below which smaller tiles are worth it
 FREE_TILE = 4096
 MAX_WARPS = 16
 REGISTER_FILE = 65536  # 32-bit registers of an SM
-MIN_WALK = 64  # rows a loop should have
-HOIST_SHARE = 2  # bytes of small values per byte of tile values from which keeping them pays for a row loop
 LONGEST_SUM = 64  # additions in a row of fp32 values: the rounding errors of a running sum grow with its length
 UNPIPELINED_WAVES = 2  # without a pipeline, more and shorter loops hide each other's latency
 
@@ -76,30 +75,6 @@ def split_columns(n: int) -> tuple[int, ...]:
     return min(options, key=lambda p: (sum(p) / n + TAIL_PENALTY * (len(set(p)) - 1), len(p)))
 
 
-def hoisting_axes(trace: Trace) -> tuple[str, ...]:
-    """Row axes that, fixed per program, let small values (per-row weights) stay in registers over a row loop.
-
-    Worth it where such values are a good part of what each row reads; then rows that share them are walked together.
-    """
-    space = trace.nest.space
-    cols = space.col_names
-    if any(r.by_rows for r in trace.nest.roots) or not any(i.kind == "reduce" for i in trace.insts):
-        return ()
-    whole = set(_tile_loads(trace))
-    small = [i for i in trace.loads() if i.axes & cols and i not in whole]
-    per_row = sum(i.dtype.size for i in small), sum(i.dtype.size for i in whole)
-    axes = frozenset().union(*(i.axes & space.row_names for i in small)) if small else frozenset()
-    rest = math.prod(a.size for a in space.rows if a.name not in axes)
-    if (
-        not axes
-        or per_row[0] < HOIST_SHARE * per_row[1]
-        or rest < MIN_WALK
-        or any(len(i.axes & cols) != len(cols) for i in small)
-    ):
-        return ()
-    return tuple(a.name for a in space.rows if a.name in axes)
-
-
 def row_contiguous(request: TileRequest) -> bool:
     """True when most tile loads and stores run along a row axis in memory, not along the columns."""
     space = request.trace.nest.space
@@ -112,17 +87,18 @@ def row_contiguous(request: TileRequest) -> bool:
     ]
     for node, index in accesses:
         offset = combine(index, request.strides(node))
-        unit = [name for name, stride in offset.terms if abs(stride) == 1]
+        unit = [name for name, stride in offset.terms if stride in (1, -1)]
         votes += 0 if not unit else (1 if unit[0] in space.row_names else -1)
     return votes > 0
 
 
 def choose_tile(request: TileRequest, device: DeviceSpec) -> Tile:
-    """Choose the tile of one phase."""
+    """Choose the tile of one phase: good for the typical values of open sizes, right for all."""
     trace = request.trace
     space = trace.nest.space
     by_rows = any(r.by_rows for r in trace.nest.roots)
-    loop_rows = math.prod(a.size for a in space.rows if a.name not in request.fixed)
+    all_rows = math.prod(a.size for a in space.rows if a.name not in request.fixed)
+    loop_rows: int = typical(all_rows)
     walked = by_rows or request.whole_loop or bool(request.fixed)
     along_rows = row_contiguous(request)
     if any(i.kind == "reduce" for i in trace.insts):
@@ -138,18 +114,20 @@ def choose_tile(request: TileRequest, device: DeviceSpec) -> Tile:
     if not hoist:  # weights are loaded again for each row rather than spilled
         stages, per_element = 1, per_element - len(_small_loads(trace, request.fixed)[0])
         warps = _warps(elements, per_element, LOOP_REGISTERS)
-    chunk = math.ceil(loop_rows / rows) * rows if request.whole_loop else rows
+    chunk = rows
+    if request.whole_loop:
+        chunk = all_rows * rows if is_open(all_rows) else ceil_div(all_rows, rows) * rows
     if walked and not request.whole_loop:
-        fixed_rows = math.prod(a.size for a in space.rows if a.name in request.fixed)
-        columns = math.ceil(space.num_cols / shape.pieces[0]) if shape.col_grid else 1
+        fixed_rows = typical(math.prod(a.size for a in space.rows if a.name in request.fixed))
+        columns = ceil_div(typical(space.num_cols), shape.pieces[0]) if shape.col_grid else 1
         registers = _registers(elements, per_element, warps)
         waves = 1 if stages > 1 else UNPIPELINED_WAVES
         chunk = _rows_per_chunk(loop_rows, rows, fixed_rows * columns, warps, registers, device, waves)
         if by_rows and all(i.dtype.size >= 4 for i in _tile_loads(trace)):
             chunk = min(chunk, LONGEST_SUM * rows)
-        unit = math.lcm(rows, request.chunk_unit)
+        unit = rows if is_open(request.chunk_unit) else math.lcm(rows, request.chunk_unit)
         chunk = max(1, round(chunk / unit)) * unit
-    stages = stages if chunk > rows else 1
+    stages = stages if request.whole_loop or chunk > rows else 1
     return Tile(rows, chunk, shape.pieces, shape.col_block, shape.col_grid, warps, stages, hoist, shape.why)
 
 
@@ -179,9 +157,9 @@ def _small_loads(trace: Trace, fixed: Sequence[str]) -> tuple[list[Inst], list[I
 def _tile_loads(trace: Trace) -> list[Inst]:
     """Loads of values as large as the nest's walk; smaller ones (weights, statistics) come and go."""
     space = trace.nest.space
-    whole = space.num_rows * space.num_cols
+    whole = typical(space.num_rows * space.num_cols)
     tiles = [i for i in trace.loads() if i.axes & space.col_names and i.axes & space.row_names]
-    return [i for i in tiles if 2 * math.prod(space.sizes[a] for a in i.axes) >= whole]
+    return [i for i in tiles if 2 * typical(math.prod(space.sizes[a] for a in i.axes)) >= whole]
 
 
 @dataclass(frozen=True)
@@ -195,6 +173,8 @@ class _Shape:
 
 def _whole_rows(trace: Trace, along_rows: bool, looped: bool, whole_loop: bool, loop_rows: int) -> _Shape:
     """Row reductions need all columns in one program: at once in registers, or walked in blocks."""
+    if is_open(trace.nest.space.num_cols):
+        return _open_rows(trace, along_rows, loop_rows)
     cols = trace.nest.space.num_cols
     pieces = split_columns(cols)
     width = sum(pieces)
@@ -215,14 +195,29 @@ def _whole_rows(trace: Trace, along_rows: bool, looped: bool, whole_loop: bool, 
     return _Shape(rows, pieces, 0, False, "whole rows in registers")
 
 
-def _free_tile(cols: int, loop_rows: int, along_rows: bool, whole_loop: bool) -> _Shape:
+def _open_rows(trace: Trace, along_rows: bool, loop_rows: int) -> _Shape:
+    """Row reductions over an open number of columns: walked in blocks.
+
+    Raises:
+        OpenSize: column sums beside them would need all columns at once.
+    """
+    cols = trace.nest.space.num_cols
+    if any(r.by_rows for r in trace.nest.roots):
+        raise OpenSize(f"do {cols!r} columns fit a program that also sums over rows")
+    block = min(next_power_of_two(typical(cols)), FREE_TILE // 2)
+    rows = min(ROW_CONTIGUOUS_TILE, next_power_of_two(loop_rows)) if along_rows else 1
+    return _Shape(rows, (max(16, block // rows),), max(16, block // rows), False, "an open number of columns")
+
+
+def _free_tile(all_cols: int, loop_rows: int, along_rows: bool, whole_loop: bool) -> _Shape:
     """No row reduction: columns may be spread over the grid, or walked by the program that walks a whole block."""
+    cols = typical(all_cols)
     if along_rows:
         width, why = min(next_power_of_two(cols), 64), "memory runs along rows"
     else:
         width = min(next_power_of_two(cols), MIN_TILE if loop_rows > 1 else FREE_TILE)
         why = "columns spread over the grid" if cols > width and not whole_loop else "nothing is reduced"
-    wide = cols > width
+    wide = is_open(all_cols) or cols > width
     rows = max(1, FREE_TILE // width // 2)
     return _Shape(rows, (width,), width if wide and whole_loop else 0, wide and not whole_loop, why)
 

@@ -3,6 +3,14 @@ import triton.language as tl
 
 
 @triton.jit
+def _rsqrt(x):
+    """1 / sqrt(x) of fp32. What is below 2**-126, which the instruction takes for 0, is scaled first."""
+    tiny = x < 1.1754943508222875e-38
+    root = tl.rsqrt(tl.where(tiny, x * 16777216.0, x))
+    return tl.where(tiny, root * 4096.0, root)
+
+
+@triton.jit
 def layer_norm_bf16_1280(
     x_ptr,  # bf16 [7, 1280]
     gamma_ptr,  # bf16 [1280]
@@ -46,7 +54,7 @@ def layer_norm_bf16_1280(
         sum_sq = tl.sum(square_0, 1, keep_dims=True) + tl.sum(square_1, 1, keep_dims=True)
         var = sum_sq * 0.00078125
         var_eps = var + 1e-05
-        rstd = tl.rsqrt(var_eps)
+        rstd = _rsqrt(var_eps)
         x_hat_0 = diff_0 * rstd
         x_hat_1 = diff_1 * rstd
         scaled_0 = x_hat_0 * gamma_0

@@ -32,6 +32,49 @@ def _digamma(x):
     return shift + math.log(x) - 0.5 / x - z * series
 
 
+def _erfcinv(q):
+    """Where ``erfc`` is ``q``, for 0 < q <= 1: a rational start, then Newton steps on erfc, whose tail is exact."""
+    z = math.sqrt(-math.log(q / 2))
+    x = (((1.641345311 * z + 3.429567803) * z - 1.624906493) * z - 1.970840454) / (
+        (1.637067800 * z + 3.543889200) * z + 1
+    )
+    for _ in range(4):
+        step = (math.erfc(x) - q) * math.exp(x * x) * math.sqrt(math.pi) / 2
+        x += step / (1 + x * step)
+    return x
+
+
+def _erfinv(y):
+    """Inverse of the error function; a series with the cubic term is enough below 1e-5."""
+    size = abs(y)
+    if not size < 1:
+        return math.copysign(math.inf, y) if size == 1 else math.nan
+    if size < 1e-5:
+        return y * math.sqrt(math.pi) / 2 * (1 + math.pi / 12 * y * y)
+    x = _erfcinv(1 - size)
+    x -= (math.erf(x) - size) * math.exp(x * x) * math.sqrt(math.pi) / 2 if size < 0.5 else 0
+    return math.copysign(x, y)
+
+
+def _erfcx(x):
+    """exp(x^2) erfc(x); from 5 on by its continued fraction (Abramowitz & Stegun 7.1.14)."""
+    if x < 5:
+        return math.exp(x * x) * math.erfc(x) if x > -26.6 else math.inf
+    below = x
+    for k in range(60, 0, -1):
+        below = x + k / 2 / below
+    return 1 / (math.sqrt(math.pi) * below) if not math.isnan(x) else x
+
+
+def _ndtri(p):
+    """Where the normal distribution function is ``p``: -sqrt(2) erfcinv(2 p)."""
+    if not 0 < p < 1:
+        return -math.inf if p == 0 else math.inf if p == 1 else math.nan
+    if p > 0.5:
+        return math.sqrt(2) * _erfcinv(2 * (1 - p))
+    return -math.sqrt(2) * _erfcinv(2 * p) if p != 0.5 else 0.0
+
+
 def _remainder(a, b):
     """Remainder with the divisor's sign."""
     mod = np.fmod(a, b)
@@ -51,90 +94,110 @@ def _floordiv(a, b):
 
 @np.errstate(all="ignore")
 def maps_f32(
-    a_buf,  # f32 [126], flat
-    b_buf,  # f32 [126], flat
-    choice_buf,  # bool [126], flat
-    shift_buf,  # f32 [126], flat
-    neg_to_buf,  # out f32 [126], flat
-    abs_to_buf,  # out f32 [126], flat
-    sign_to_buf,  # out f32 [126], flat
-    floor_to_buf,  # out f32 [126], flat
-    ceil_to_buf,  # out f32 [126], flat
-    round_to_buf,  # out f32 [126], flat
-    trunc_to_buf,  # out f32 [126], flat
-    sqrt_to_buf,  # out f32 [126], flat
-    rsqrt_to_buf,  # out f32 [126], flat
-    recip_to_buf,  # out f32 [126], flat
-    exp_to_buf,  # out f32 [126], flat
-    exp2_to_buf,  # out f32 [126], flat
-    expm1_to_buf,  # out f32 [126], flat
-    log_to_buf,  # out f32 [126], flat
-    log2_to_buf,  # out f32 [126], flat
-    log1p_to_buf,  # out f32 [126], flat
-    log10_to_buf,  # out f32 [126], flat
-    sin_to_buf,  # out f32 [126], flat
-    cos_to_buf,  # out f32 [126], flat
-    tan_to_buf,  # out f32 [126], flat
-    tanh_to_buf,  # out f32 [126], flat
-    sigmoid_to_buf,  # out f32 [126], flat
-    erf_to_buf,  # out f32 [126], flat
-    erfc_to_buf,  # out f32 [126], flat
-    asin_to_buf,  # out f32 [126], flat
-    acos_to_buf,  # out f32 [126], flat
-    atan_to_buf,  # out f32 [126], flat
-    sinh_to_buf,  # out f32 [126], flat
-    cosh_to_buf,  # out f32 [126], flat
-    asinh_to_buf,  # out f32 [126], flat
-    acosh_to_buf,  # out f32 [126], flat
-    atanh_to_buf,  # out f32 [126], flat
-    lgamma_to_buf,  # out f32 [126], flat
-    digamma_to_buf,  # out f32 [126], flat
-    add_to_buf,  # out f32 [126], flat
-    sub_to_buf,  # out f32 [126], flat
-    mul_to_buf,  # out f32 [126], flat
-    maximum_to_buf,  # out f32 [126], flat
-    minimum_to_buf,  # out f32 [126], flat
-    div_to_buf,  # out f32 [126], flat
-    pow_to_buf,  # out f32 [126], flat
-    fmod_to_buf,  # out f32 [126], flat
-    remainder_to_buf,  # out f32 [126], flat
-    floordiv_to_buf,  # out f32 [126], flat
-    atan2_to_buf,  # out f32 [126], flat
-    copysign_to_buf,  # out f32 [126], flat
-    hypot_to_buf,  # out f32 [126], flat
-    eq_to_buf,  # out bool [126], flat
-    ne_to_buf,  # out bool [126], flat
-    lt_to_buf,  # out bool [126], flat
-    le_to_buf,  # out bool [126], flat
-    gt_to_buf,  # out bool [126], flat
-    ge_to_buf,  # out bool [126], flat
-    isnan_to_buf,  # out bool [126], flat
-    isinf_to_buf,  # out bool [126], flat
-    where_to_buf,  # out f32 [126], flat
-    to_f32_buf,  # out f32 [126], flat
-    to_f64_buf,  # out f64 [126], flat
-    to_bool_buf,  # out bool [126], flat
-    to_f16_buf,  # out f16 [126], flat
+    a_buf,  # f32 [132], flat
+    b_buf,  # f32 [132], flat
+    choice_buf,  # bool [132], flat
+    shift_buf,  # f32 [132], flat
+    neg_to_buf,  # out f32 [132], flat
+    over_neg_to_buf,  # out f32 [132], flat
+    abs_to_buf,  # out f32 [132], flat
+    sign_to_buf,  # out f32 [132], flat
+    floor_to_buf,  # out f32 [132], flat
+    over_floor_to_buf,  # out f32 [132], flat
+    ceil_to_buf,  # out f32 [132], flat
+    over_ceil_to_buf,  # out f32 [132], flat
+    round_to_buf,  # out f32 [132], flat
+    over_round_to_buf,  # out f32 [132], flat
+    trunc_to_buf,  # out f32 [132], flat
+    over_trunc_to_buf,  # out f32 [132], flat
+    sqrt_to_buf,  # out f32 [132], flat
+    rsqrt_to_buf,  # out f32 [132], flat
+    recip_to_buf,  # out f32 [132], flat
+    exp_to_buf,  # out f32 [132], flat
+    exp2_to_buf,  # out f32 [132], flat
+    expm1_to_buf,  # out f32 [132], flat
+    log_to_buf,  # out f32 [132], flat
+    log2_to_buf,  # out f32 [132], flat
+    log1p_to_buf,  # out f32 [132], flat
+    log10_to_buf,  # out f32 [132], flat
+    sin_to_buf,  # out f32 [132], flat
+    cos_to_buf,  # out f32 [132], flat
+    tan_to_buf,  # out f32 [132], flat
+    tanh_to_buf,  # out f32 [132], flat
+    sigmoid_to_buf,  # out f32 [132], flat
+    erf_to_buf,  # out f32 [132], flat
+    erfc_to_buf,  # out f32 [132], flat
+    asin_to_buf,  # out f32 [132], flat
+    acos_to_buf,  # out f32 [132], flat
+    atan_to_buf,  # out f32 [132], flat
+    sinh_to_buf,  # out f32 [132], flat
+    cosh_to_buf,  # out f32 [132], flat
+    asinh_to_buf,  # out f32 [132], flat
+    acosh_to_buf,  # out f32 [132], flat
+    atanh_to_buf,  # out f32 [132], flat
+    lgamma_to_buf,  # out f32 [132], flat
+    digamma_to_buf,  # out f32 [132], flat
+    erfinv_to_buf,  # out f32 [132], flat
+    erfcx_to_buf,  # out f32 [132], flat
+    ndtri_to_buf,  # out f32 [132], flat
+    add_to_buf,  # out f32 [132], flat
+    sub_to_buf,  # out f32 [132], flat
+    mul_to_buf,  # out f32 [132], flat
+    maximum_to_buf,  # out f32 [132], flat
+    minimum_to_buf,  # out f32 [132], flat
+    div_to_buf,  # out f32 [132], flat
+    pow_to_buf,  # out f32 [132], flat
+    fmod_to_buf,  # out f32 [132], flat
+    remainder_to_buf,  # out f32 [132], flat
+    floordiv_to_buf,  # out f32 [132], flat
+    atan2_to_buf,  # out f32 [132], flat
+    copysign_to_buf,  # out f32 [132], flat
+    over_copysign_to_buf,  # out f32 [132], flat
+    hypot_to_buf,  # out f32 [132], flat
+    nextafter_to_buf,  # out f32 [132], flat
+    eq_to_buf,  # out bool [132], flat
+    ne_to_buf,  # out bool [132], flat
+    lt_to_buf,  # out bool [132], flat
+    le_to_buf,  # out bool [132], flat
+    gt_to_buf,  # out bool [132], flat
+    ge_to_buf,  # out bool [132], flat
+    isnan_to_buf,  # out bool [132], flat
+    isinf_to_buf,  # out bool [132], flat
+    where_to_buf,  # out f32 [132], flat
+    to_f32_buf,  # out f32 [132], flat
+    to_f64_buf,  # out f64 [132], flat
+    to_bool_buf,  # out bool [132], flat
+    to_f16_buf,  # out f16 [132], flat
 ):
     """Every pointwise function on f32."""
-    col = np.arange(126)[None, :]
+    col = np.arange(132)[None, :]
     a = a_buf[col]
     b = b_buf[col]
     choice = choice_buf[col]
     neg_value = -a
     neg_to_buf[col] = neg_value
+    neg_inverse = np.float32(1.0) / neg_value
+    over_neg_to_buf[col] = neg_inverse
     abs_value = np.abs(a)
     abs_to_buf[col] = abs_value
     sign_value = (a > 0).astype(np.float32) - (a < 0).astype(np.float32)
     sign_to_buf[col] = sign_value
     floor_value = np.floor(a)
     floor_to_buf[col] = floor_value
+    floor_inverse = np.float32(1.0) / floor_value
+    over_floor_to_buf[col] = floor_inverse
     ceil_value = np.ceil(a)
     ceil_to_buf[col] = ceil_value
+    ceil_inverse = np.float32(1.0) / ceil_value
+    over_ceil_to_buf[col] = ceil_inverse
     round_value = np.rint(a)
     round_to_buf[col] = round_value
+    round_inverse = np.float32(1.0) / round_value
+    over_round_to_buf[col] = round_inverse
     trunc_value = np.trunc(a)
     trunc_to_buf[col] = trunc_value
+    trunc_inverse = np.float32(1.0) / trunc_value
+    over_trunc_to_buf[col] = trunc_inverse
     sqrt_value = np.sqrt(a)
     sqrt_to_buf[col] = sqrt_value
     rsqrt_value = 1.0 / np.sqrt(a)
@@ -189,6 +252,12 @@ def maps_f32(
     lgamma_to_buf[col] = lgamma_value
     digamma_value = _elementwise(_digamma, a)
     digamma_to_buf[col] = digamma_value
+    erfinv_value = _elementwise(_erfinv, a)
+    erfinv_to_buf[col] = erfinv_value
+    erfcx_value = _elementwise(_erfcx, a)
+    erfcx_to_buf[col] = erfcx_value
+    ndtri_value = _elementwise(_ndtri, a)
+    ndtri_to_buf[col] = ndtri_value
     add_value = a + b
     add_to_buf[col] = add_value
     sub_value = a - b
@@ -213,8 +282,12 @@ def maps_f32(
     atan2_to_buf[col] = atan2_value
     copysign_value = np.copysign(a, b)
     copysign_to_buf[col] = copysign_value
+    copysign_inverse = np.float32(1.0) / copysign_value
+    over_copysign_to_buf[col] = copysign_inverse
     hypot_value = np.hypot(a, b)
     hypot_to_buf[col] = hypot_value
+    nextafter_value = np.nextafter(a, b)
+    nextafter_to_buf[col] = nextafter_value
     eq_value = a == b
     eq_to_buf[col] = eq_value
     ne_value = a != b

@@ -4,22 +4,90 @@ from triton.language.extra import libdevice
 
 
 @triton.jit
+def _exp(x):
+    """e**x = 2**(x * log2(e)) with a relative error below 2**-22 + |x| * 2**-23; below 2**-126 it is 0."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .f32 t; mul.f32 t, $1, 0f3FB8AA3B; ex2.approx.ftz.f32 $0, t; }",
+        "=f,f",
+        [x],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
+def _sigmoid(x):
+    """1 / (1 + e**-x) with the error of e**-x and of two roundings; below 2**-126 it is 0."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .f32 t; mul.f32 t, $1, 0fBFB8AA3B; ex2.approx.ftz.f32 t, t; add.f32 t, t, 0f3F800000; "
+        "rcp.approx.ftz.f32 $0, t; }",
+        "=f,f",
+        [x],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
+def _rsqrt(x):
+    """1 / sqrt(x) of fp32. What is below 2**-126, which the instruction takes for 0, is scaled first."""
+    tiny = x < 1.1754943508222875e-38
+    root = tl.rsqrt(tl.where(tiny, x * 16777216.0, x))
+    return tl.where(tiny, root * 4096.0, root)
+
+
+@triton.jit
+def _floor(x):
+    """The largest whole number up to x, of fp32: the instruction takes subnormal numbers for 0, truncation does not."""
+    whole = libdevice.trunc(x)
+    return tl.where(whole > x, whole - 1.0, whole)
+
+
+@triton.jit
+def _ceil(x):
+    """The smallest whole number from x on, of fp32; see ``_floor``."""
+    whole = libdevice.trunc(x)
+    return tl.where(whole < x, whole + 1.0, whole)
+
+
+@triton.jit
+def _fmod(a, b):
+    """Remainder with the dividend's sign; a small dividend is its own, a subnormal one too (libdevice flushes it)."""
+    return tl.where(tl.abs(a) < tl.abs(b), a, libdevice.fmod(a, b))
+
+
+@triton.jit
 def _remainder(a, b):
     """Remainder with the divisor's sign, of floats."""
-    mod = libdevice.fmod(a, b)
+    mod = _fmod(a, b)
     return tl.where((mod != 0) & ((b < 0) != (mod < 0)), mod + b, mod)
+
+
+@triton.jit
+def _divide(a, b):
+    """Correctly rounded quotient: Triton's own ``/`` is approximate in fp32."""
+    return tl.math.div_rn(a, b) if a.dtype == tl.float32 else a / b
 
 
 @triton.jit
 def _floordiv(a, b):
     """Floor of the quotient of floats, from the exact remainder (as c10's div_floor_floating)."""
-    mod = libdevice.fmod(a, b)
-    quotient = libdevice.div_rn(a - mod, b)
+    mod = _fmod(a, b)
+    quotient = _divide(a - mod, b)
     quotient = tl.where((mod != 0) & ((b < 0) != (mod < 0)), quotient - 1.0, quotient)
     whole = tl.floor(quotient)
     whole = tl.where(quotient - whole > 0.5, whole + 1.0, whole)
-    ratio = libdevice.div_rn(a, b)
+    ratio = _divide(a, b)
     return tl.where(b == 0, ratio, tl.where(quotient != 0, whole, libdevice.copysign(ratio * 0.0, ratio)))
+
+
+@triton.jit
+def _lgamma(x):
+    """Logarithm of the gamma function's size; -log|x| next to 0, where libdevice takes subnormal numbers for 0."""
+    size = tl.abs(x)
+    return tl.where((size < 1e-30) & (size > 0), -tl.log(size), libdevice.lgamma(x))
 
 
 @triton.jit
@@ -31,9 +99,9 @@ def _digamma(x):
     """
     wide = x.to(tl.float64)
     pi = tl.full((), 3.141592653589793, tl.float64)
-    whole = tl.floor(wide)
+    part = wide - tl.floor(wide + 0.5)
     y = tl.where(wide < 0, 1.0 - wide, wide)
-    shift = tl.where(wide < 0, -pi / libdevice.tan(pi * (wide - whole)), wide * 0.0)
+    shift = tl.where(wide < 0, -pi / libdevice.tan(pi * part), wide * 0.0)
     for _ in range(10):
         shift = tl.where(y < 10.0, shift - 1.0 / y, shift)
         y = tl.where(y < 10.0, y + 1.0, y)
@@ -43,108 +111,128 @@ def _digamma(x):
     series = z * (tl.full((), 1.0, tl.float64) / 12 - z * (tl.full((), 1.0, tl.float64) / 120 - z * series))
     psi = shift + tl.log(y) - 0.5 / y - series
     psi = tl.where(x == float("inf"), wide, psi)
-    psi = tl.where((wide < 0) & (wide == whole), float("nan"), psi)
-    psi = tl.where(wide == 0, libdevice.copysign(wide * 0.0 + float("inf"), -wide), psi)
+    psi = tl.where((wide < 0) & (part == 0), float("nan"), psi)
+    psi = tl.where(wide == 0, libdevice.copysign(wide * 0.0 + float("inf"), wide * -1.0), psi)
     return psi.to(x.dtype)
 
 
 @triton.jit
 def maps_f32(
-    a_ptr,  # f32 [126]
-    b_ptr,  # f32 [126]
-    choice_ptr,  # bool [126]
-    shift_ptr,  # f32 [126]
-    neg_to_ptr,  # out f32 [126]
-    abs_to_ptr,  # out f32 [126]
-    sign_to_ptr,  # out f32 [126]
-    floor_to_ptr,  # out f32 [126]
-    ceil_to_ptr,  # out f32 [126]
-    round_to_ptr,  # out f32 [126]
-    trunc_to_ptr,  # out f32 [126]
-    sqrt_to_ptr,  # out f32 [126]
-    rsqrt_to_ptr,  # out f32 [126]
-    recip_to_ptr,  # out f32 [126]
-    exp_to_ptr,  # out f32 [126]
-    exp2_to_ptr,  # out f32 [126]
-    expm1_to_ptr,  # out f32 [126]
-    log_to_ptr,  # out f32 [126]
-    log2_to_ptr,  # out f32 [126]
-    log1p_to_ptr,  # out f32 [126]
-    log10_to_ptr,  # out f32 [126]
-    sin_to_ptr,  # out f32 [126]
-    cos_to_ptr,  # out f32 [126]
-    tan_to_ptr,  # out f32 [126]
-    tanh_to_ptr,  # out f32 [126]
-    sigmoid_to_ptr,  # out f32 [126]
-    erf_to_ptr,  # out f32 [126]
-    erfc_to_ptr,  # out f32 [126]
-    asin_to_ptr,  # out f32 [126]
-    acos_to_ptr,  # out f32 [126]
-    atan_to_ptr,  # out f32 [126]
-    sinh_to_ptr,  # out f32 [126]
-    cosh_to_ptr,  # out f32 [126]
-    asinh_to_ptr,  # out f32 [126]
-    acosh_to_ptr,  # out f32 [126]
-    atanh_to_ptr,  # out f32 [126]
-    lgamma_to_ptr,  # out f32 [126]
-    digamma_to_ptr,  # out f32 [126]
-    add_to_ptr,  # out f32 [126]
-    sub_to_ptr,  # out f32 [126]
-    mul_to_ptr,  # out f32 [126]
-    maximum_to_ptr,  # out f32 [126]
-    minimum_to_ptr,  # out f32 [126]
-    div_to_ptr,  # out f32 [126]
-    pow_to_ptr,  # out f32 [126]
-    fmod_to_ptr,  # out f32 [126]
-    remainder_to_ptr,  # out f32 [126]
-    floordiv_to_ptr,  # out f32 [126]
-    atan2_to_ptr,  # out f32 [126]
-    copysign_to_ptr,  # out f32 [126]
-    hypot_to_ptr,  # out f32 [126]
-    eq_to_ptr,  # out bool [126]
-    ne_to_ptr,  # out bool [126]
-    lt_to_ptr,  # out bool [126]
-    le_to_ptr,  # out bool [126]
-    gt_to_ptr,  # out bool [126]
-    ge_to_ptr,  # out bool [126]
-    isnan_to_ptr,  # out bool [126]
-    isinf_to_ptr,  # out bool [126]
-    where_to_ptr,  # out f32 [126]
-    to_f32_ptr,  # out f32 [126]
-    to_f64_ptr,  # out f64 [126]
-    to_bool_ptr,  # out bool [126]
-    to_f16_ptr,  # out f16 [126]
+    a_ptr,  # f32 [132]
+    b_ptr,  # f32 [132]
+    choice_ptr,  # bool [132]
+    shift_ptr,  # f32 [132]
+    neg_to_ptr,  # out f32 [132]
+    over_neg_to_ptr,  # out f32 [132]
+    abs_to_ptr,  # out f32 [132]
+    sign_to_ptr,  # out f32 [132]
+    floor_to_ptr,  # out f32 [132]
+    over_floor_to_ptr,  # out f32 [132]
+    ceil_to_ptr,  # out f32 [132]
+    over_ceil_to_ptr,  # out f32 [132]
+    round_to_ptr,  # out f32 [132]
+    over_round_to_ptr,  # out f32 [132]
+    trunc_to_ptr,  # out f32 [132]
+    over_trunc_to_ptr,  # out f32 [132]
+    sqrt_to_ptr,  # out f32 [132]
+    rsqrt_to_ptr,  # out f32 [132]
+    recip_to_ptr,  # out f32 [132]
+    exp_to_ptr,  # out f32 [132]
+    exp2_to_ptr,  # out f32 [132]
+    expm1_to_ptr,  # out f32 [132]
+    log_to_ptr,  # out f32 [132]
+    log2_to_ptr,  # out f32 [132]
+    log1p_to_ptr,  # out f32 [132]
+    log10_to_ptr,  # out f32 [132]
+    sin_to_ptr,  # out f32 [132]
+    cos_to_ptr,  # out f32 [132]
+    tan_to_ptr,  # out f32 [132]
+    tanh_to_ptr,  # out f32 [132]
+    sigmoid_to_ptr,  # out f32 [132]
+    erf_to_ptr,  # out f32 [132]
+    erfc_to_ptr,  # out f32 [132]
+    asin_to_ptr,  # out f32 [132]
+    acos_to_ptr,  # out f32 [132]
+    atan_to_ptr,  # out f32 [132]
+    sinh_to_ptr,  # out f32 [132]
+    cosh_to_ptr,  # out f32 [132]
+    asinh_to_ptr,  # out f32 [132]
+    acosh_to_ptr,  # out f32 [132]
+    atanh_to_ptr,  # out f32 [132]
+    lgamma_to_ptr,  # out f32 [132]
+    digamma_to_ptr,  # out f32 [132]
+    erfinv_to_ptr,  # out f32 [132]
+    erfcx_to_ptr,  # out f32 [132]
+    ndtri_to_ptr,  # out f32 [132]
+    add_to_ptr,  # out f32 [132]
+    sub_to_ptr,  # out f32 [132]
+    mul_to_ptr,  # out f32 [132]
+    maximum_to_ptr,  # out f32 [132]
+    minimum_to_ptr,  # out f32 [132]
+    div_to_ptr,  # out f32 [132]
+    pow_to_ptr,  # out f32 [132]
+    fmod_to_ptr,  # out f32 [132]
+    remainder_to_ptr,  # out f32 [132]
+    floordiv_to_ptr,  # out f32 [132]
+    atan2_to_ptr,  # out f32 [132]
+    copysign_to_ptr,  # out f32 [132]
+    over_copysign_to_ptr,  # out f32 [132]
+    hypot_to_ptr,  # out f32 [132]
+    nextafter_to_ptr,  # out f32 [132]
+    eq_to_ptr,  # out bool [132]
+    ne_to_ptr,  # out bool [132]
+    lt_to_ptr,  # out bool [132]
+    le_to_ptr,  # out bool [132]
+    gt_to_ptr,  # out bool [132]
+    ge_to_ptr,  # out bool [132]
+    isnan_to_ptr,  # out bool [132]
+    isinf_to_ptr,  # out bool [132]
+    where_to_ptr,  # out f32 [132]
+    to_f32_ptr,  # out f32 [132]
+    to_f64_ptr,  # out f64 [132]
+    to_bool_ptr,  # out bool [132]
+    to_f16_ptr,  # out f16 [132]
 ):
     """Every pointwise function on f32.
 
-    Grid 1 x 1; tile 1 of 1 rows x 126 columns as 128; num_warps=1, num_stages=1.
+    Grid 1 x 1; tile 1 of 1 rows x 132 columns as 256; num_warps=1, num_stages=1.
     """
-    col = tl.arange(0, 128)[None, :]
-    col_mask = col < 126
+    col = tl.arange(0, 256)
+    col_mask = col < 132
     a = tl.load(a_ptr + col, mask=col_mask, other=0.0)
     b = tl.load(b_ptr + col, mask=col_mask, other=0.0)
     choice = tl.load(choice_ptr + col, mask=col_mask, other=0) != 0
-    neg_value = -a
+    neg_value = a * -1.0
     tl.store(neg_to_ptr + col, neg_value, mask=col_mask)
+    neg_inverse = tl.math.div_rn(1.0, neg_value)
+    tl.store(over_neg_to_ptr + col, neg_inverse, mask=col_mask)
     abs_value = tl.abs(a)
     tl.store(abs_to_ptr + col, abs_value, mask=col_mask)
     sign_value = (a > 0).to(tl.float32) - (a < 0).to(tl.float32)
     tl.store(sign_to_ptr + col, sign_value, mask=col_mask)
-    floor_value = tl.floor(a)
+    floor_value = _floor(a)
     tl.store(floor_to_ptr + col, floor_value, mask=col_mask)
-    ceil_value = tl.ceil(a)
+    floor_inverse = tl.math.div_rn(1.0, floor_value)
+    tl.store(over_floor_to_ptr + col, floor_inverse, mask=col_mask)
+    ceil_value = _ceil(a)
     tl.store(ceil_to_ptr + col, ceil_value, mask=col_mask)
+    ceil_inverse = tl.math.div_rn(1.0, ceil_value)
+    tl.store(over_ceil_to_ptr + col, ceil_inverse, mask=col_mask)
     round_value = libdevice.rint(a)
     tl.store(round_to_ptr + col, round_value, mask=col_mask)
+    round_inverse = tl.math.div_rn(1.0, round_value)
+    tl.store(over_round_to_ptr + col, round_inverse, mask=col_mask)
     trunc_value = libdevice.trunc(a)
     tl.store(trunc_to_ptr + col, trunc_value, mask=col_mask)
+    trunc_inverse = tl.math.div_rn(1.0, trunc_value)
+    tl.store(over_trunc_to_ptr + col, trunc_inverse, mask=col_mask)
     sqrt_value = tl.math.sqrt_rn(a)
     tl.store(sqrt_to_ptr + col, sqrt_value, mask=col_mask)
-    rsqrt_value = tl.rsqrt(a)
+    rsqrt_value = _rsqrt(a)
     tl.store(rsqrt_to_ptr + col, rsqrt_value, mask=col_mask)
     recip_value = tl.math.div_rn(1.0, a)
     tl.store(recip_to_ptr + col, recip_value, mask=col_mask)
-    exp_value = tl.exp(a)
+    exp_value = _exp(a)
     tl.store(exp_to_ptr + col, exp_value, mask=col_mask)
     exp2_value = tl.exp2(a)
     tl.store(exp2_to_ptr + col, exp2_value, mask=col_mask)
@@ -166,7 +254,7 @@ def maps_f32(
     tl.store(tan_to_ptr + col, tan_value, mask=col_mask)
     tanh_value = libdevice.tanh(a)
     tl.store(tanh_to_ptr + col, tanh_value, mask=col_mask)
-    sigmoid_value = 1.0 / (1.0 + tl.exp(-a))
+    sigmoid_value = _sigmoid(a)
     tl.store(sigmoid_to_ptr + col, sigmoid_value, mask=col_mask)
     erf_value = tl.erf(a)
     tl.store(erf_to_ptr + col, erf_value, mask=col_mask)
@@ -188,10 +276,16 @@ def maps_f32(
     tl.store(acosh_to_ptr + col, acosh_value, mask=col_mask)
     atanh_value = libdevice.atanh(a)
     tl.store(atanh_to_ptr + col, atanh_value, mask=col_mask)
-    lgamma_value = libdevice.lgamma(a)
+    lgamma_value = _lgamma(a)
     tl.store(lgamma_to_ptr + col, lgamma_value, mask=col_mask)
     digamma_value = _digamma(a)
     tl.store(digamma_to_ptr + col, digamma_value, mask=col_mask)
+    erfinv_value = libdevice.erfinv(a)
+    tl.store(erfinv_to_ptr + col, erfinv_value, mask=col_mask)
+    erfcx_value = libdevice.erfcx(a)
+    tl.store(erfcx_to_ptr + col, erfcx_value, mask=col_mask)
+    ndtri_value = libdevice.normcdfinv(a)
+    tl.store(ndtri_to_ptr + col, ndtri_value, mask=col_mask)
     add_value = a + b
     tl.store(add_to_ptr + col, add_value, mask=col_mask)
     sub_value = a - b
@@ -206,7 +300,7 @@ def maps_f32(
     tl.store(div_to_ptr + col, div_value, mask=col_mask)
     pow_value = libdevice.pow(a, b)
     tl.store(pow_to_ptr + col, pow_value, mask=col_mask)
-    fmod_value = libdevice.fmod(a, b)
+    fmod_value = _fmod(a, b)
     tl.store(fmod_to_ptr + col, fmod_value, mask=col_mask)
     remainder_value = _remainder(a, b)
     tl.store(remainder_to_ptr + col, remainder_value, mask=col_mask)
@@ -216,8 +310,12 @@ def maps_f32(
     tl.store(atan2_to_ptr + col, atan2_value, mask=col_mask)
     copysign_value = libdevice.copysign(a, b)
     tl.store(copysign_to_ptr + col, copysign_value, mask=col_mask)
+    copysign_inverse = tl.math.div_rn(1.0, copysign_value)
+    tl.store(over_copysign_to_ptr + col, copysign_inverse, mask=col_mask)
     hypot_value = libdevice.hypot(a, b)
     tl.store(hypot_to_ptr + col, hypot_value, mask=col_mask)
+    nextafter_value = libdevice.nextafter(a, b)
+    tl.store(nextafter_to_ptr + col, nextafter_value, mask=col_mask)
     eq_value = a == b
     tl.store(eq_to_ptr + col, eq_value, mask=col_mask)
     ne_value = a != b

@@ -3,6 +3,14 @@ import triton.language as tl
 
 
 @triton.jit
+def _rsqrt(x):
+    """1 / sqrt(x) of fp32. What is below 2**-126, which the instruction takes for 0, is scaled first."""
+    tiny = x < 1.1754943508222875e-38
+    root = tl.rsqrt(tl.where(tiny, x * 16777216.0, x))
+    return tl.where(tiny, root * 4096.0, root)
+
+
+@triton.jit
 def mixing_bf16_20(
     x_ptr,  # bf16 [2, 3, 20]
     gamma_ptr,  # bf16 [20]
@@ -34,7 +42,7 @@ def mixing_bf16_20(
         sum_sq = tl.sum(tl.where(col_mask, square, 0.0), 1, keep_dims=True)
         var = sum_sq * 0.05
         var_eps = var + 1e-05
-        rstd = tl.rsqrt(var_eps)
+        rstd = _rsqrt(var_eps)
         tl.store(mean_ptr + b * 3 + row, mean, mask=row_mask)
         tl.store(rstd_ptr + b * 3 + row, rstd, mask=row_mask)
     tl.debug_barrier()  # what one thread stored, all threads may now load

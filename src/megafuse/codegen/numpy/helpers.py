@@ -45,6 +45,49 @@ def _digamma(x):
     series = 1 / 12 - z * (1 / 120 - z * (1 / 252 - z * (1 / 240 - z * (1 / 132 - z * (691 / 32760 - z / 12)))))
     return shift + math.log(x) - 0.5 / x - z * series
 ''',
+    "_erfcinv": '''
+def _erfcinv(q):
+    """Where ``erfc`` is ``q``, for 0 < q <= 1: a rational start, then Newton steps on erfc, whose tail is exact."""
+    z = math.sqrt(-math.log(q / 2))
+    x = (((1.641345311 * z + 3.429567803) * z - 1.624906493) * z - 1.970840454) / (
+        (1.637067800 * z + 3.543889200) * z + 1
+    )
+    for _ in range(4):
+        step = (math.erfc(x) - q) * math.exp(x * x) * math.sqrt(math.pi) / 2
+        x += step / (1 + x * step)
+    return x
+''',
+    "_erfinv": '''
+def _erfinv(y):
+    """Inverse of the error function; a series with the cubic term is enough below 1e-5."""
+    size = abs(y)
+    if not size < 1:
+        return math.copysign(math.inf, y) if size == 1 else math.nan
+    if size < 1e-5:
+        return y * math.sqrt(math.pi) / 2 * (1 + math.pi / 12 * y * y)
+    x = _erfcinv(1 - size)
+    x -= (math.erf(x) - size) * math.exp(x * x) * math.sqrt(math.pi) / 2 if size < 0.5 else 0
+    return math.copysign(x, y)
+''',
+    "_erfcx": '''
+def _erfcx(x):
+    """exp(x^2) erfc(x); from 5 on by its continued fraction (Abramowitz & Stegun 7.1.14)."""
+    if x < 5:
+        return math.exp(x * x) * math.erfc(x) if x > -26.6 else math.inf
+    below = x
+    for k in range(60, 0, -1):
+        below = x + k / 2 / below
+    return 1 / (math.sqrt(math.pi) * below) if not math.isnan(x) else x
+''',
+    "_ndtri": '''
+def _ndtri(p):
+    """Where the normal distribution function is ``p``: -sqrt(2) erfcinv(2 p)."""
+    if not 0 < p < 1:
+        return -math.inf if p == 0 else math.inf if p == 1 else math.nan
+    if p > 0.5:
+        return math.sqrt(2) * _erfcinv(2 * (1 - p))
+    return -math.sqrt(2) * _erfcinv(2 * p) if p != 0.5 else 0.0
+''',
     "_div_int": '''
 def _div_int(a, b):
     """Quotient of integers, cut towards zero."""

@@ -17,6 +17,7 @@ from megafuse.codegen.numpy.statements import Body
 from megafuse.codegen.program import ColReduce, Phase, TileProgram
 from megafuse.codegen.walk import affines, noted, statements
 from megafuse.codegen.writer import Writer
+from megafuse.core.sizes import typical
 
 STEP = 1 << 19  # elements of one vectorised step
 
@@ -40,12 +41,13 @@ def print_kernel(program: TileProgram) -> KernelSource:
         num_warps=program.num_warps,
         num_stages=program.num_stages,
         writes=tuple(at for at, param in enumerate(program.params) if param.written),
+        dims=tuple(dim.name for dim in program.dims),
     )
 
 
 def _kernel_text(program: TileProgram) -> str:
     namer = Namer()
-    for name in ("fixed", "chunk", "row", "col", "pid", "start"):
+    for name in (*(dim.name for dim in program.dims), "fixed", "chunk", "row", "col", "pid", "start"):
         namer.one(name)
     buffers = {param.name: namer.one(f"{param.name}_buf") for param in program.params}
     writer = Writer()
@@ -54,6 +56,8 @@ def _kernel_text(program: TileProgram) -> str:
     for param in program.params:
         out = "out " if param.written else ""
         writer.line(f"    {buffers[param.name]},  # {out}{param.dtype.value} {list(param.shape)}, flat")
+    for dim in program.dims:
+        writer.line(f"    {dim.name},  # a size from {dim.least} on")
     with writer.block("):"):
         writer.docstring(program.doc)
         if len(program.phases) == 1 and not _has_col_reduce(program.phases[0]):
@@ -72,7 +76,7 @@ def _merged(writer: Writer, program: TileProgram, namer: Namer, buffers: dict[st
     phase = program.phases[0]
     axes = (*phase.fixed, *phase.loop)
     total = math.prod(axis.size for axis in axes)
-    step = max(1, STEP // phase.num_cols)
+    step = max(1, STEP // typical(phase.num_cols))
     uses = (affine for node in statements(phase) for affine in affines(node))
     if not any(runs(affine, axes) for affine in uses):
         _phase(writer, Body(writer.part(), phase, namer, (), axes), program, buffers)
@@ -80,15 +84,15 @@ def _merged(writer: Writer, program: TileProgram, namer: Namer, buffers: dict[st
     body = Body(Writer(2), phase, namer, (), axes)
     _statements(body, program, buffers)
     if _uses(body.writer, "col"):
-        writer.line(f"col = np.arange({phase.num_cols})[None, :]")
-    with writer.block(f"for start in range(0, {total}, {step}):"):
-        writer.line(f"row = np.arange(start, min(start + {step}, {total}))[:, None]")
+        writer.line(f"col = np.arange({phase.num_cols!r})[None, :]")
+    with writer.block(f"for start in range(0, {total!r}, {step}):"):
+        writer.line(f"row = np.arange(start, min(start + {step}, {total!r}))[:, None]")
         writer.add(body.writer)
 
 
 def _programs(writer: Writer, program: TileProgram, namer: Namer, buffers: dict[str, str]) -> None:
     """One program of the grid after the other, phase by phase."""
-    chunks, programs = program.phases[0].num_chunks, program.grid[0]
+    chunks, programs = program.phases[0].num_chunks, program.programs
     inner = Writer(2)
     for number, phase in enumerate(program.phases):
         if len(program.phases) > 1:
@@ -97,10 +101,10 @@ def _programs(writer: Writer, program: TileProgram, namer: Namer, buffers: dict[
             inner.comment(f"Phase {number + 1}: {phase.title}")
         _phase(inner, Body(inner.part(), phase, namer, phase.fixed, phase.loop), program, buffers)
     if chunks in (1, programs):
-        with writer.block(f"for {'fixed' if chunks == 1 else 'chunk'} in range({programs}):"):
+        with writer.block(f"for {'fixed' if chunks == 1 else 'chunk'} in range({programs!r}):"):
             writer.add(inner)
         return
-    with writer.block(f"for pid in range({programs}):"):
+    with writer.block(f"for pid in range({programs!r}):"):
         for name, text in (("fixed", f"pid // {chunks}"), ("chunk", f"pid % {chunks}")):
             if _uses(inner, name):
                 writer.line(f"{name} = {text}")
@@ -112,10 +116,10 @@ def _phase(writer: Writer, body: Body, program: TileProgram, buffers: dict[str, 
     phase, chunks = body.phase, program.phases[0].num_chunks
     _statements(body, program, buffers)
     if _uses(body.writer, "col"):
-        writer.line(f"col = np.arange({phase.num_cols})[None, :]")
+        writer.line(f"col = np.arange({phase.num_cols!r})[None, :]")
     if _uses(body.writer, "row"):
         rows, size = phase.rows_per_chunk, phase.loop_size
-        span = f"chunk * {rows}, min((chunk + 1) * {rows}, {size})" if chunks > 1 else str(size)
+        span = f"chunk * {rows}, min((chunk + 1) * {rows}, {size!r})" if chunks != 1 else repr(size)
         writer.line(f"row = np.arange({span})[:, None]")
     writer.add(body.writer)
 

@@ -15,7 +15,7 @@ _UFUNC = (
     "sqrt exp exp2 expm1 log log2 log1p log10 sin cos tan tanh asin:arcsin acos:arccos atan:arctan sinh cosh "
     "asinh:arcsinh acosh:arccosh atanh:arctanh"
 )
-_UFUNC_2 = "pow:power fmod atan2:arctan2 copysign hypot maximum minimum"
+_UFUNC_2 = "pow:power fmod atan2:arctan2 copysign hypot nextafter maximum minimum"
 
 
 def _named(entries: str, args: str) -> dict[str, dict[str, str]]:
@@ -42,6 +42,9 @@ TEMPLATES: dict[str, dict[str, str]] = {
     "erfc": {"float": "_elementwise(math.erfc, {a})"},
     "lgamma": {"float": "_elementwise(_lgamma, {a})"},
     "digamma": {"float": "_elementwise(_digamma, {a})"},
+    "erfinv": {"float": "_elementwise(_erfinv, {a})"},
+    "erfcx": {"float": "_elementwise(_erfcx, {a})"},
+    "ndtri": {"float": "_elementwise(_ndtri, {a})"},
     "div": {"float": "{a} / {b}", "any": "_div_int({a}, {b})"},
     "remainder": {"any": "_remainder({a}, {b})"},
     "floordiv": {"float": "_floordiv({a}, {b})", "any": "np.floor_divide({a}, {b})"},

@@ -29,6 +29,7 @@ from megafuse.codegen.program import (
 from megafuse.codegen.walk import axis_sizes, has_cols
 from megafuse.codegen.writer import Writer
 from megafuse.core.dtypes import DType
+from megafuse.core.sizes import is_open
 
 TYPES = {
     DType.F64: "np.float64",
@@ -75,11 +76,11 @@ class Body:
         terms = []
         for flat, axes in self.spaces:
             for run in runs(affine, axes):
-                text = f"{flat} // {run.below}" if run.below > 1 else flat
+                text = f"{flat} // {run.below}" if run.below != 1 else flat
                 text = f"{text} % {run.size}" if run.first else text
                 terms.append(text if run.stride == 1 else f"{_group(text)} * {run.stride}")
-        chunk = sum(stride for name, stride in affine.terms if name == "chunk") if self.phase.num_chunks > 1 else 0
-        terms += [f"chunk * {chunk}" if chunk > 1 else "chunk"] * bool(chunk)
+        chunk = sum(stride for name, stride in affine.terms if name == "chunk") if self.phase.num_chunks != 1 else 0
+        terms += [f"chunk * {chunk}" if chunk != 1 else "chunk"] * bool(chunk)
         terms += [str(affine.const)] if affine.const or not terms else []
         return " + ".join(terms).replace("+ -", "- ")
 
@@ -118,6 +119,8 @@ def _group(text: str) -> str:
 
 def number(value: float | int | bool, dtype: DType) -> str:
     """Python text of a literal."""
+    if is_open(value):
+        return str(value)
     if not dtype.is_float:
         return repr(bool(value)) if dtype is DType.BOOL else repr(int(value))
     if math.isfinite(value):

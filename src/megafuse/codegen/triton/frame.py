@@ -9,6 +9,7 @@ from megafuse.codegen.affine import Run, needed, runs
 from megafuse.codegen.names import Namer
 from megafuse.codegen.program import Affine, Axis, Guard, Level, Phase, TileProgram
 from megafuse.codegen.walk import affines, axis_sizes, guards, has_cols, has_rows, join_levels, statements
+from megafuse.core.sizes import divides, huge, is_open, may_exceed
 
 # ptxas 12.8 and 12.9 (Triton 3.4 to 3.9) lose constants of packed 16-bit additions: triton-lang/triton#11581
 ZERO = "tl.program_id(2) * 16384  # 0; not known to be, so indices are not narrowed to 16 bits (a ptxas fault)"
@@ -36,7 +37,7 @@ def pieces_of(phase: Phase) -> list[Piece]:
     """The pieces in which the tile holds its columns; one when they are walked or spread over the grid."""
     if phase.col_block or phase.col_grid:
         width = phase.col_block or phase.pieces[0]
-        return [Piece(0, width, phase.num_cols % width != 0)]
+        return [Piece(0, width, not divides(width, phase.num_cols))]
     found, start = [], 0
     for width in phase.pieces:
         found.append(Piece(start, width, start + width > phase.num_cols))
@@ -47,13 +48,13 @@ def pieces_of(phase: Phase) -> list[Piece]:
 def _cut(flat: str, run: Run, zero: str) -> str:
     """Text of a run's index from the flattened index, plus ``zero`` where there is one."""
     flat = f"({flat} + {zero})" if zero and not _is_mask(run) else flat
-    text = f"{flat} // {run.below}" if run.below > 1 else flat
+    text = f"{flat} // {run.below}" if run.below != 1 else flat
     return f"{text} % {run.size}" if run.first else text
 
 
 def _is_mask(run: Run) -> bool:
     """True when the run is cut out by shifts and masks alone."""
-    return all(n & (n - 1) == 0 for n in (run.below, run.size if run.first else 1))
+    return all(not is_open(n) and n & (n - 1) == 0 for n in (run.below, run.size if run.first else 1))
 
 
 class RunNames:
@@ -78,7 +79,7 @@ class RunNames:
             return
         self._runs[key] = run
         whole = run.first == 0 and run.below == 1
-        wish = "_".join(axis.name for axis in self.axes[run.first : run.last + 1] if axis.size > 1)
+        wish = "_".join(axis.name for axis in self.axes[run.first : run.last + 1] if axis.size != 1)
         self._names[key] = self.flat if whole else namer.claim(wish, len(self.flat))
 
     def definitions(self, copy: int = 0) -> list[Definition]:
@@ -96,26 +97,62 @@ class RunNames:
         found = []
         for run in runs(affine, self.axes):
             name = self._names[run.first, run.last][copy]
-            big = wide and abs(run.stride) * run.size >= NARROW
+            big = wide and may_exceed(abs(run.stride) * run.size, NARROW - 1)
             name = f"{name}.to(tl.int64)" if big else name
             found.append(name if run.stride == 1 else f"{name} * {run.stride}")
         return found
 
 
+@dataclass(frozen=True)
+class GridNames:
+    """Variables that program id 0 is cut into: the flattened fixed axes and the chunk. ``column`` is the column block."""
+
+    fixed: str
+    chunk: str
+    column: str
+    definitions: tuple[Definition, ...]
+
+
+def grid_names(program: TileProgram, namer: Namer) -> GridNames:
+    """How the program ids are used. Those that make indices of 2**31 and more are 64-bit numbers."""
+    first = program.phases[0]
+    rows = ".to(tl.int64)" * any(huge(phase.loop_size) for phase in program.phases)
+    cols = ".to(tl.int64)" * any(huge(phase.num_cols) for phase in program.phases)
+    pid, chunk = namer.one("pid"), namer.one("chunk")
+    real = [axis.name for axis in first.fixed if axis.size != 1]
+    fixed = namer.one(real[0] if len(real) == 1 else "fixed")
+    chunks, source, column = first.num_chunks, f"tl.program_id(0){rows}", f"tl.program_id(1){cols}"
+    if program.one_grid_axis:
+        source, column = f"tl.program_id(0) // {first.col_blocks}", f"(tl.program_id(0) % {first.col_blocks}){cols}"
+        source = f"({source}){rows}" if rows else source
+    if chunks == 1:
+        return GridNames(fixed, chunk, column, (Definition(fixed, source),))
+    if not real:
+        return GridNames(fixed, chunk, column, (Definition(chunk, source),))
+    cut = (Definition(chunk, f"{pid} % {chunks}"), Definition(fixed, f"{pid} // {chunks}"))
+    return GridNames(fixed, chunk, column, (Definition(pid, source), *cut))
+
+
 class Frame:
-    """Everything that turns an ``Affine`` of a phase into text."""
+    """Everything that turns an ``Affine`` of a phase into text.
+
+    Tiles are blocks ``[rows, columns]``. Those of a single row are ``flat``: blocks ``[columns]``, whose row values are
+    scalars. Triton then gives all loads of a row one layout, where it would exchange ``[1, columns]`` between threads.
+    """
 
     def __init__(
-        self, program: TileProgram, phase: Phase, fixed: RunNames, chunk: str, zero: str, namer: Namer
+        self, program: TileProgram, phase: Phase, fixed: RunNames, grid: GridNames, zero: str, namer: Namer
     ) -> None:
-        self.phase, self.fixed, self.chunk = phase, fixed, chunk
+        self.phase, self.fixed, self.chunk, self.col_program = phase, fixed, grid.chunk, grid.column
         self.chunks = program.phases[0].num_chunks
-        self.chunk_rows = phase.rows_per_chunk if self.chunks > 1 else phase.loop_size
+        self.chunk_rows = phase.rows_per_chunk if self.chunks != 1 else phase.loop_size
         self.params = {param.name: param for param in program.params}
         self.pieces = pieces_of(phase)
+        self.flat = phase.row_tile == 1
         self.sizes = axis_sizes(phase)
-        self.ragged = self.chunk_rows % phase.row_tile != 0 or self.chunks * self.chunk_rows != phase.loop_size
-        self.looped = self.chunk_rows > phase.row_tile
+        whole_tiles = divides(phase.row_tile, self.chunk_rows)
+        self.ragged = not whole_tiles or self.chunks * self.chunk_rows != phase.loop_size
+        self.looped = may_exceed(self.chunk_rows, phase.row_tile)
         self.row, self.row_mask = namer.one("row"), namer.one("row_mask")
         self.first_row, self.first_col = namer.one("first_row"), namer.one("first_col")
         self.cols = namer.claim("col", len(self.pieces))
@@ -129,9 +166,10 @@ class Frame:
     def row_definitions(self, first: str) -> list[Definition]:
         """The row index of a tile that starts at row ``first`` of the chunk, its mask and its axes."""
         phase, rows = self.phase, self.chunk_rows
-        start = [f"{self.chunk} * {rows}" if rows > 1 else self.chunk] if self.chunks > 1 else []
-        index = join_sum([*start, *([first] if first else []), f"tl.arange(0, {phase.row_tile})[:, None]"])
-        own = [Definition(self.row, index), Definition(self.row_mask, f"{self.row} < {phase.loop_size}")]
+        start = [f"{self.chunk} * {rows}" if rows > 1 else self.chunk] if self.chunks != 1 else []
+        own_rows = [] if self.flat else [f"tl.arange(0, {phase.row_tile})[:, None]"]
+        index = join_sum([*start, *([first] if first else []), *own_rows]) or "0"
+        own = [Definition(self.row, index), Definition(self.row_mask, f"{self.row} < {phase.loop_size!r}")]
         return own + self.row_runs.definitions()
 
     def col_definitions(self, first: str) -> list[Definition]:
@@ -139,25 +177,27 @@ class Frame:
         found = []
         for at, piece in enumerate(self.pieces):
             start = [first] if first else [str(piece.start)] if piece.start else []
-            index = join_sum([*start, f"tl.arange(0, {piece.width})[None, :]"])
+            index = join_sum([*start, f"tl.arange(0, {piece.width}){'' if self.flat else '[None, :]'}"])
             found.append(Definition(self.cols[at], index))
-            found.append(Definition(self.col_masks[at], f"{self.cols[at]} < {self.phase.num_cols}"))
+            found.append(Definition(self.col_masks[at], f"{self.cols[at]} < {self.phase.num_cols!r}"))
             found += self.col_runs.definitions(at)
         return found
 
     def shape(self, level: Level, piece: int) -> str:
         """The block shape of a value of ``level`` in column piece ``piece``."""
-        if level is Level.SCALAR:
+        if level is Level.SCALAR or (self.flat and level is Level.ROW):
             return "()"
+        if self.flat:
+            return f"[{self.pieces[piece].width}]"
         rows = self.phase.row_tile if has_rows(level) else 1
         return f"[{rows}, {self.pieces[piece].width if has_cols(level) else 1}]"
 
     def terms(self, affine: Affine, piece: int, wide: bool = False) -> list[str]:
         """The summands of ``affine``, the slowest-varying first; constants come last."""
         found = self.fixed.terms(affine, 0, wide)
-        chunk = sum(stride for name, stride in affine.terms if name == "chunk") if self.chunks > 1 else 0
+        chunk = sum(stride for name, stride in affine.terms if name == "chunk") if self.chunks != 1 else 0
         if chunk:
-            big = wide and chunk * self.chunks >= NARROW
+            big = wide and may_exceed(chunk * self.chunks, NARROW - 1)
             found.append(f"{self.chunk}{'.to(tl.int64)' if big else ''}" + (f" * {chunk}" if chunk != 1 else ""))
         found += self.row_runs.terms(affine, 0, wide) + self.col_runs.terms(affine, piece, wide)
         return found + ([str(affine.const)] if affine.const else [])
@@ -166,7 +206,7 @@ class Frame:
         """Whether ``affine`` has the block shape of ``level``; directions of one element are never missing."""
         rows, cols = bool(runs(affine, self.phase.loop)), bool(runs(affine, self.phase.cols))
         narrow = self.pieces[piece].width == 1
-        tall = rows or not has_rows(level) or (cols and self.phase.row_tile == 1)
+        tall = rows or not has_rows(level) or self.flat
         broad = cols or not has_cols(level) or (rows and narrow)
         return level is Level.SCALAR or (tall and broad)
 
@@ -176,7 +216,8 @@ class Frame:
 
     def fit(self, text: str, covered: bool, level: Level, piece: int) -> str:
         """``text`` broadcast to the block shape of ``level`` unless it has that shape."""
-        return text if covered else f"tl.broadcast_to({text}, {self.shape(level, piece)})"
+        shape = self.shape(level, piece)
+        return text if covered or shape == "()" else f"tl.broadcast_to({text}, {shape})"
 
     def pointer(self, buffer: str, affine: Affine, level: Level, piece: int) -> str:
         """The address (block) of ``buffer[affine]``."""

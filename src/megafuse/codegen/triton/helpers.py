@@ -22,6 +22,49 @@ def _round_bf16(x):
         pack=2,
     )
 ''',
+    "_to_bf16": '''
+@triton.jit
+def _to_bf16(x):
+    """fp32 values rounded to bf16, two at a time; see ``_round_bf16``."""
+    return tl.inline_asm_elementwise(
+        "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=tl.bfloat16, is_pure=True, pack=2
+    )
+''',
+    "_widen_bf16": '''
+@triton.jit
+def _widen_bf16(x):
+    """bf16 values as fp32, two at a time."""
+    return tl.inline_asm_elementwise(
+        "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [x], dtype=tl.float32, is_pure=True, pack=2
+    )
+''',
+    "_exp": '''
+@triton.jit
+def _exp(x):
+    """e**x = 2**(x * log2(e)) with a relative error below 2**-22 + |x| * 2**-23; below 2**-126 it is 0."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .f32 t; mul.f32 t, $1, 0f3FB8AA3B; ex2.approx.ftz.f32 $0, t; }",
+        "=f,f",
+        [x],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=1,
+    )
+''',
+    "_sigmoid": '''
+@triton.jit
+def _sigmoid(x):
+    """1 / (1 + e**-x) with the error of e**-x and of two roundings; below 2**-126 it is 0."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .f32 t; mul.f32 t, $1, 0fBFB8AA3B; ex2.approx.ftz.f32 t, t; add.f32 t, t, 0f3F800000; "
+        "rcp.approx.ftz.f32 $0, t; }",
+        "=f,f",
+        [x],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=1,
+    )
+''',
     "_max": '''
 @triton.jit
 def _max(a, b):
@@ -40,24 +83,65 @@ def _prod(a, b):
     """Product of two: the combine function of a product reduction."""
     return a * b
 ''',
+    "_rsqrt": '''
+@triton.jit
+def _rsqrt(x):
+    """1 / sqrt(x) of fp32. What is below 2**-126, which the instruction takes for 0, is scaled first."""
+    tiny = x < 1.1754943508222875e-38
+    root = tl.rsqrt(tl.where(tiny, x * 16777216.0, x))
+    return tl.where(tiny, root * 4096.0, root)
+''',
+    "_floor": '''
+@triton.jit
+def _floor(x):
+    """The largest whole number up to x, of fp32: the instruction takes subnormal numbers for 0, truncation does not."""
+    whole = libdevice.trunc(x)
+    return tl.where(whole > x, whole - 1.0, whole)
+''',
+    "_ceil": '''
+@triton.jit
+def _ceil(x):
+    """The smallest whole number from x on, of fp32; see ``_floor``."""
+    whole = libdevice.trunc(x)
+    return tl.where(whole < x, whole + 1.0, whole)
+''',
+    "_fmod": '''
+@triton.jit
+def _fmod(a, b):
+    """Remainder with the dividend's sign; a small dividend is its own, a subnormal one too (libdevice flushes it)."""
+    return tl.where(tl.abs(a) < tl.abs(b), a, libdevice.fmod(a, b))
+''',
     "_remainder": '''
 @triton.jit
 def _remainder(a, b):
     """Remainder with the divisor's sign, of floats."""
-    mod = libdevice.fmod(a, b)
+    mod = _fmod(a, b)
     return tl.where((mod != 0) & ((b < 0) != (mod < 0)), mod + b, mod)
+''',
+    "_divide": '''
+@triton.jit
+def _divide(a, b):
+    """Correctly rounded quotient: Triton's own ``/`` is approximate in fp32."""
+    return tl.math.div_rn(a, b) if a.dtype == tl.float32 else a / b
 ''',
     "_floordiv": '''
 @triton.jit
 def _floordiv(a, b):
     """Floor of the quotient of floats, from the exact remainder (as c10's div_floor_floating)."""
-    mod = libdevice.fmod(a, b)
-    quotient = libdevice.div_rn(a - mod, b)
+    mod = _fmod(a, b)
+    quotient = _divide(a - mod, b)
     quotient = tl.where((mod != 0) & ((b < 0) != (mod < 0)), quotient - 1.0, quotient)
     whole = tl.floor(quotient)
     whole = tl.where(quotient - whole > 0.5, whole + 1.0, whole)
-    ratio = libdevice.div_rn(a, b)
+    ratio = _divide(a, b)
     return tl.where(b == 0, ratio, tl.where(quotient != 0, whole, libdevice.copysign(ratio * 0.0, ratio)))
+''',
+    "_lgamma": '''
+@triton.jit
+def _lgamma(x):
+    """Logarithm of the gamma function's size; -log|x| next to 0, where libdevice takes subnormal numbers for 0."""
+    size = tl.abs(x)
+    return tl.where((size < 1e-30) & (size > 0), -tl.log(size), libdevice.lgamma(x))
 ''',
     "_remainder_int": '''
 @triton.jit
@@ -103,9 +187,9 @@ def _digamma(x):
     """
     wide = x.to(tl.float64)
     pi = tl.full((), 3.141592653589793, tl.float64)
-    whole = tl.floor(wide)
+    part = wide - tl.floor(wide + 0.5)
     y = tl.where(wide < 0, 1.0 - wide, wide)
-    shift = tl.where(wide < 0, -pi / libdevice.tan(pi * (wide - whole)), wide * 0.0)
+    shift = tl.where(wide < 0, -pi / libdevice.tan(pi * part), wide * 0.0)
     for _ in range(10):
         shift = tl.where(y < 10.0, shift - 1.0 / y, shift)
         y = tl.where(y < 10.0, y + 1.0, y)
@@ -115,11 +199,38 @@ def _digamma(x):
     series = z * (tl.full((), 1.0, tl.float64) / 12 - z * (tl.full((), 1.0, tl.float64) / 120 - z * series))
     psi = shift + tl.log(y) - 0.5 / y - series
     psi = tl.where(x == float("inf"), wide, psi)
-    psi = tl.where((wide < 0) & (wide == whole), float("nan"), psi)
-    psi = tl.where(wide == 0, libdevice.copysign(wide * 0.0 + float("inf"), -wide), psi)
+    psi = tl.where((wide < 0) & (part == 0), float("nan"), psi)
+    psi = tl.where(wide == 0, libdevice.copysign(wide * 0.0 + float("inf"), wide * -1.0), psi)
     return psi.to(x.dtype)
 ''',
 }
+
+_PACKED = {  # fused multiply-add: sm_80 has no other packed bf16 arithmetic
+    "add": ("Sum", "a * 1 + b", "0x3F803F80; fma.rn.bf16x2 $0, $1, c, $2;"),
+    "sub": ("Difference", "b * -1 + a", "0xBF80BF80; fma.rn.bf16x2 $0, $2, c, $1;"),
+    "mul": ("Product", "a * b + -0", "0x80008000; fma.rn.bf16x2 $0, $1, $2, c;"),
+}
+
+
+def _packed_helper(fn: str) -> str:
+    """bf16 arithmetic two elements at a time."""
+    what, formula, code = _PACKED[fn]
+    return f'''
+@triton.jit
+def _{fn}_bf16(a, b):
+    """{what} of bf16 values, two at a time, rounded once: {formula}."""
+    return tl.inline_asm_elementwise(
+        "{{ .reg .b32 c; mov.b32 c, {code} }}",
+        "=r,r,r",
+        [a, b],
+        dtype=tl.bfloat16,
+        is_pure=True,
+        pack=2,
+    )
+'''
+
+
+HELPERS |= {f"_{fn}_bf16": _packed_helper(fn) for fn in _PACKED}
 
 MOST_SUMS = 8  # in one reduction; more are done in several
 
@@ -134,15 +245,24 @@ def _sum_helper(count: int) -> str:
 
 
 HELPERS |= {f"_sum{count}": _sum_helper(count) for count in range(2, MOST_SUMS + 1)}
+_PLAIN = {"_exp": "tl.exp(x)", "_sigmoid": "1.0 / (1.0 + tl.exp(-x))"}
+_PLAIN_HELPERS = {
+    name: f'@triton.jit\ndef {name}(x):\n    """As the assembly, for Triton\'s interpreter."""\n    return {text}\n'
+    for name, text in _PLAIN.items()
+}
 _CALL = re.compile(r"(?<![\w.])(_[a-z]\w+)\b")
 
 
-def used_helpers(text: str) -> list[str]:
-    """Sources of the helpers that ``text`` names, and of those that these name, in an order that defines before use."""
+def used_helpers(text: str, assembly: bool) -> list[str]:
+    """Sources of the helpers that ``text`` names, and of those that these name, in an order that defines before use.
+
+    Without ``assembly``, fp32 helpers are written in plain Triton, which its interpreter can run.
+    """
+    sources = HELPERS if assembly else {**HELPERS, **_PLAIN_HELPERS}
     found: set[str] = set()
     todo = [text]
     while todo:
         new = {name for name in _CALL.findall(todo.pop()) if name in HELPERS} - found
         found |= new
-        todo += [HELPERS[name] for name in new]
-    return [source.strip("\n") for name, source in HELPERS.items() if name in found]
+        todo += [sources[name] for name in new]
+    return [source.strip("\n") for name, source in sources.items() if name in found]

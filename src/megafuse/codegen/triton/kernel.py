@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 from megafuse.codegen.artifact import KernelSource
 from megafuse.codegen.names import Namer, identifier
 from megafuse.codegen.program import Param, Phase, TileProgram
-from megafuse.codegen.triton.frame import ZERO, Definition, Frame, RunNames, buffer_name
+from megafuse.codegen.triton.frame import ZERO, Definition, Frame, RunNames, buffer_name, grid_names
 from megafuse.codegen.triton.helpers import used_helpers
 from megafuse.codegen.triton.loops import define_used, write_phase
+from megafuse.codegen.triton.packed import pack
 from megafuse.codegen.triton.statements import Body
 from megafuse.codegen.triton.values import HALVES
 from megafuse.codegen.walk import affines, statements
 from megafuse.codegen.writer import Writer
+from megafuse.core.sizes import may_exceed
 
 
-def print_kernel(program: TileProgram) -> KernelSource:
+def print_kernel(program: TileProgram, *, assembly: bool = True) -> KernelSource:
     """``program`` as a Triton module with one kernel (and the small device functions it calls).
 
-    The kernel takes one pointer per parameter, in order, and no other arguments.
+    ``assembly=False`` writes exponentials in plain Triton, for its interpreter.
+
+    The kernel takes one pointer per parameter, in order, then the program's open sizes as integers. Triton compiles it
+    once for sizes that 16 divides, and once for others.
 
     Raises:
         ValueError: the program asks for something that has no Triton form; the message names it.
     """
+    program = replace(program, phases=tuple(map(pack, program.phases)))
     kernel = _kernel_text(program)
-    helpers = used_helpers(kernel)
+    helpers = used_helpers(kernel, assembly)
     text = "\n\n\n".join([*helpers, kernel])
     imports = "import triton\nimport triton.language as tl\n"
     if "libdevice." in text:
@@ -39,6 +45,7 @@ def print_kernel(program: TileProgram) -> KernelSource:
         num_warps=program.num_warps,
         num_stages=program.num_stages,
         writes=tuple(at for at, param in enumerate(program.params) if param.written),
+        dims=tuple(dim.name for dim in program.dims),
     )
 
 
@@ -48,6 +55,8 @@ def _kernel_text(program: TileProgram) -> str:
     writer.line(f"def {identifier(program.name)}(")
     for param in program.params:
         writer.line(f"    {buffer_name(param.name)},  # {_layout(param)}")
+    for dim in program.dims:
+        writer.line(f"    {dim.name},  # a size from {dim.least} on")
     with writer.block("):"):
         writer.docstring([*program.doc, _config(program)])
         _body(writer, program)
@@ -58,42 +67,23 @@ def _body(writer: Writer, program: TileProgram) -> None:
     """Program-id variables, then the phases with barriers between them."""
     _check(program)
     namer = Namer()
+    for dim in program.dims:
+        namer.one(dim.name)
+        if dim.wide:
+            writer.line(f"{dim.name} = {dim.name}.to(tl.int64)")
     for param in program.params:
         namer.one(buffer_name(param.name))
-    grid = _grid_names(program, namer)
+    grid = grid_names(program, namer)
     uses = [index for phase in program.phases for node in statements(phase) for index in affines(node)]
     fixed = RunNames(program.phases[0].fixed, (grid.fixed,), uses, namer)
     zero = namer.one("zero")
     fast = any(param.dtype in HALVES for param in program.params)
     inner = writer.part()
     for number, phase in enumerate(program.phases):
-        frame = Frame(program, phase, fixed, grid.chunk, zero, namer)
+        frame = Frame(program, phase, fixed, grid, zero, namer)
         _phase(inner, program, phase, number, Body(inner, frame, namer, fast))
     define_used(writer, [*grid.definitions, *fixed.definitions(), Definition(zero, ZERO)], inner.text)
     writer.add(inner)
-
-
-@dataclass(frozen=True)
-class _Grid:
-    """Variables that program id 0 is cut into: the flattened fixed axes and the chunk."""
-
-    fixed: str
-    chunk: str
-    definitions: tuple[Definition, ...]
-
-
-def _grid_names(program: TileProgram, namer: Namer) -> _Grid:
-    first = program.phases[0]
-    pid, chunk = namer.one("pid"), namer.one("chunk")
-    real = [axis.name for axis in first.fixed if axis.size > 1]
-    fixed = namer.one(real[0] if len(real) == 1 else "fixed")
-    chunks, source = first.num_chunks, "tl.program_id(0)"
-    if chunks == 1:
-        return _Grid(fixed, chunk, (Definition(fixed, source),))
-    if not real:
-        return _Grid(fixed, chunk, (Definition(chunk, source),))
-    cut = (Definition(chunk, f"{pid} % {chunks}"), Definition(fixed, f"{pid} // {chunks}"))
-    return _Grid(fixed, chunk, (Definition(pid, source), *cut))
 
 
 def _phase(writer: Writer, program: TileProgram, phase: Phase, number: int, body: Body) -> None:
@@ -109,7 +99,7 @@ def _phase(writer: Writer, program: TileProgram, phase: Phase, number: int, body
 def _check(program: TileProgram) -> None:
     first = program.phases[0]
     for phase in program.phases:
-        if phase.fixed != first.fixed or phase.num_chunks > first.num_chunks:
+        if phase.fixed != first.fixed or may_exceed(phase.num_chunks, first.num_chunks):
             raise ValueError(f"{program.name}: phase {phase.title!r} does not share the grid of the first phase")
         if phase.col_grid != first.col_grid:
             raise ValueError(f"{program.name}: phases differ in the use of the second grid axis")
@@ -128,20 +118,20 @@ def _layout(param: Param) -> str:
 def _config(program: TileProgram) -> str:
     """One sentence about the launch and the tiles."""
     first = program.phases[0]
-    names = [f"{axis.name}={axis.size}" for axis in first.fixed]
-    names += [f"chunks={first.num_chunks}"] * (first.num_chunks > 1)
+    names = [f"{axis.name}={axis.size!r}" for axis in first.fixed]
+    names += [f"chunks={first.num_chunks!r}"] * (first.num_chunks != 1)
     cut = f" ({', '.join(names)})" if names else ""
     tiles = "; then ".join(_tile(phase) for phase in program.phases)
-    grid = " x ".join(map(str, program.grid))
+    grid = " x ".join(map(repr, program.grid))
     return f"Grid {grid}{cut}; tile {tiles}; num_warps={program.num_warps}, num_stages={program.num_stages}."
 
 
 def _tile(phase: Phase) -> str:
-    rows = f"{phase.row_tile} of {phase.loop_size} rows"
-    if phase.num_chunks > 1 and phase.rows_per_chunk > phase.row_tile:
+    rows = f"{phase.row_tile} of {phase.loop_size!r} rows"
+    if phase.num_chunks != 1 and phase.rows_per_chunk > phase.row_tile:
         rows += f" ({phase.rows_per_chunk} a program)"
     if phase.col_block:
-        return f"{rows} x {phase.num_cols} columns in blocks of {phase.col_block}"
+        return f"{rows} x {phase.num_cols!r} columns in blocks of {phase.col_block}"
     if phase.col_grid:
-        return f"{rows} x {phase.pieces[0]} of {phase.num_cols} columns"
-    return f"{rows} x {phase.num_cols} columns as {' + '.join(map(str, phase.pieces))}"
+        return f"{rows} x {phase.pieces[0]} of {phase.num_cols!r} columns"
+    return f"{rows} x {phase.num_cols!r} columns as {' + '.join(map(str, phase.pieces))}"

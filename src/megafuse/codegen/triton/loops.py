@@ -80,7 +80,7 @@ def write_phase(body: Body, num_stages: int) -> None:
         _row_tile(body, "", {}, frozenset())
     body.writer = writer
     if not frame.phase.col_block:
-        first = f"tl.program_id(1) * {frame.pieces[0].width}" if frame.phase.col_grid else ""
+        first = f"{frame.col_program} * {frame.pieces[0].width}" if frame.phase.col_grid else ""
         define_used(writer, frame.col_definitions(first), inner.text)
     writer.add(inner)
 
@@ -99,9 +99,9 @@ def _row_loop(body: Body, num_stages: int) -> None:
     write_group(body, [item for item in items if id(item.statement) in hoisted], {})
     for reduction in running.values():
         reduction.start()
-    kind = f"tl.range(0, {frame.chunk_rows}, {frame.phase.row_tile}, num_stages={num_stages})"
+    kind = f"tl.range(0, {frame.chunk_rows!r}, {frame.phase.row_tile}, num_stages={num_stages})"
     step = f", {frame.phase.row_tile}" if frame.phase.row_tile > 1 else ""
-    plain = f"range(0, {frame.chunk_rows}{step})" if step else f"range({frame.chunk_rows})"
+    plain = f"range(0, {frame.chunk_rows!r}{step})" if step else f"range({frame.chunk_rows!r})"
     first = frame.first_row
     with writer.block(f"for {first} in {kind if num_stages > 1 else plain}:"):
         _row_tile(body, first, running, hoisted)
@@ -143,7 +143,7 @@ def _column_loop(body: Body, items: list[Noted], running: dict[str, Running]) ->
             reduction.start()
         phase, writer = body.frame.phase, body.writer
         first = body.frame.first_col
-        with writer.block(f"for {first} in range(0, {phase.num_cols}, {phase.col_block}):"):
+        with writer.block(f"for {first} in range(0, {phase.num_cols!r}, {phase.col_block}):"):
             inner = body.writer = writer.part()
             write_group(body, inside, {**running, **mine})
             body.writer = writer

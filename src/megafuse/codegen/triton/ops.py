@@ -7,7 +7,10 @@ A template is looked up by the kind of its arguments, most special first: the ty
 * ``tl.log``, ``tl.sin``, ``tl.erf`` and the like compile to libdevice, an ulp or two of fp32;
 * ``tl.exp`` is one ``ex2.approx`` of ``x * log2(e)``, whose relative error grows to ``|x| * 2**-24``: used where a
   16-bit type is in play (``FAST``), and libdevice's two-step reduction otherwise;
-* ``tl.rsqrt`` is ``rsqrt.approx`` in fp32, as CUDA's own ``rsqrtf`` is; fp64 divides by the exact root.
+* ``_rsqrt`` is ``rsqrt.approx`` in fp32, as CUDA's own ``rsqrtf`` is; fp64 divides by the exact root;
+* Triton links libdevice for flushing subnormal fp32 numbers to 0: where that is seen, helpers go round it
+  (docs/numerics.md lists what is left);
+* Triton's ``-x`` is ``0 - x``, which loses the sign of zero: floats are multiplied by -1.
 """
 
 from __future__ import annotations
@@ -15,8 +18,8 @@ from __future__ import annotations
 from megafuse.core.dtypes import DType
 
 _LIBDEVICE = (
-    "round:rint trunc expm1 log1p log10 tan tanh erfc asin acos atan sinh cosh asinh acosh atanh lgamma pow fmod atan2 "
-    "copysign hypot"
+    "round:rint trunc expm1 log1p log10 tan tanh erfc asin acos atan sinh cosh asinh acosh atanh pow atan2 "
+    "copysign hypot nextafter erfinv erfcx ndtri:normcdfinv"
 )
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^", "shl": "<<", "shr": ">>",
@@ -27,21 +30,21 @@ _NAN_WINS = "propagate_nan=tl.PropagateNan.ALL"
 
 def _libdevice(entry: str) -> tuple[str, dict[str, str]]:
     fn, _, name = entry.partition(":")
-    args = "{a}, {b}" if fn in ("pow", "fmod", "atan2", "copysign", "hypot") else "{a}"
+    args = "{a}, {b}" if fn in ("pow", "atan2", "copysign", "hypot", "nextafter") else "{a}"
     return fn, {"float": f"libdevice.{name or fn}({args})"}
 
 
 TEMPLATES: dict[str, dict[str, str]] = {
     **{fn: {"any": f"{{a}} {symbol} {{b}}"} for fn, symbol in _INFIX.items()},
     **dict(_libdevice(entry) for entry in _LIBDEVICE.split()),
-    "neg": {"any": "-{a}"},
+    "neg": {"float": "{a} * -1.0", "any": "-{a}"},
     "abs": {"any": "tl.abs({a})", "u8": "{a}", "bool": "{a}"},
     "sign": {"any": "({a} > 0).to({t}) - ({a} < 0).to({t})", "u8": "({a} > 0).to({t})", "bool": "{a}"},
-    "floor": {"float": "tl.floor({a})", "any": "{a}"},
-    "ceil": {"float": "tl.ceil({a})", "any": "{a}"},
+    "floor": {"f32": "_floor({a})", "f64": "tl.floor({a})", "any": "{a}"},
+    "ceil": {"f32": "_ceil({a})", "f64": "tl.ceil({a})", "any": "{a}"},
     "not": {"any": "~{a}"},
     "sqrt": {"f32": "tl.math.sqrt_rn({a})", "f64": "tl.sqrt({a})"},
-    "rsqrt": {"f32": "tl.rsqrt({a})", "f64": "1.0 / tl.sqrt({a})"},
+    "rsqrt": {"f32": "_rsqrt({a})", "f64": "1.0 / tl.sqrt({a})"},
     "recip": {"f32": "tl.math.div_rn(1.0, {a})", "f64": "1.0 / {a}"},
     "exp": {"f32": "libdevice.exp({a})", "f64": "tl.exp({a})"},
     "exp2": {"f32": "tl.exp2({a})", "f64": "tl.exp2({a})"},
@@ -54,7 +57,9 @@ TEMPLATES: dict[str, dict[str, str]] = {
         "f32": "tl.math.div_rn(1.0, 1.0 + libdevice.exp(-{a}))",
         "f64": "1.0 / (1.0 + tl.exp(-{a}))",
     },
+    "lgamma": {"float": "_lgamma({a})"},
     "digamma": {"float": "_digamma({a})"},
+    "fmod": {"float": "_fmod({a}, {b})", "any": "{a} % {b}"},
     "maximum": {"float": f"tl.maximum({{a}}, {{b}}, {_NAN_WINS})", "any": "tl.maximum({a}, {b})"},
     "minimum": {"float": f"tl.minimum({{a}}, {{b}}, {_NAN_WINS})", "any": "tl.minimum({a}, {b})"},
     "div": {"f32": "tl.math.div_rn({a}, {b})", "f64": "{a} / {b}", "any": "{a} // {b}"},
@@ -65,7 +70,6 @@ TEMPLATES: dict[str, dict[str, str]] = {
     "where": {"any": "tl.where({a}, {b}, {c})"},
 }
 TEMPLATES["round"]["any"] = TEMPLATES["trunc"]["any"] = "{a}"
-TEMPLATES["fmod"]["any"] = "{a} % {b}"
 TEMPLATES["pow"]["int"] = "_pow_int({a}, {b})"
 TEMPLATES["pow"]["u8"] = "_power({a}, {b})"
 # Bits of bools: their sums and products do not wrap, and their order is that of 0 and 1.
@@ -76,12 +80,15 @@ for _fn, _text in {
 }.items():  # fmt: skip
     TEMPLATES.setdefault(_fn, {})["bool"] = _text
 
-FAST = {"exp": "tl.exp({a})", "sigmoid": "1.0 / (1.0 + tl.exp(-{a}))"}
+for _fn in ("add", "sub", "mul"):
+    TEMPLATES[_fn]["bf16"] = f"_{_fn}_bf16({{a}}, {{b}})"
+
+FAST = {"exp": "_exp({a})", "sigmoid": "_sigmoid({a})"}
 CASTS_LITERALS = frozenset("add sub mul eq ne lt le gt ge and or xor shl shr where".split())  # beside an operand
 
 
 def template(fn: str, dtype: DType, fast: bool) -> str:
-    """The text of ``fn`` on arguments of ``dtype``; ``fast`` allows the errors of ``tl.exp`` in fp32.
+    """The text of ``fn`` on arguments of ``dtype``; ``fast`` allows errors of 1e-5 of the value in fp32.
 
     Raises:
         ValueError: ``fn`` is not defined on this type.

@@ -12,6 +12,7 @@ from megafuse.codegen.triton.statements import Body
 from megafuse.codegen.triton.values import TYPES, convert, literal, neutral, plain_literal
 from megafuse.codegen.walk import has_cols, has_rows, result_level
 from megafuse.core.dtypes import DType
+from megafuse.core.sizes import is_open
 
 _COMBINE = {"max": "_max", "min": "_min", "prod": "_prod"}
 _SMALL = (DType.BOOL, DType.I8, DType.I16, DType.U8)  # reduced as int32
@@ -91,7 +92,8 @@ def _joint_reduce(body: Body, nodes: list[RowReduce]) -> None:
             targets = names
         else:
             targets = [body.namer.one(f"{name}_part" if short else "part") for name in names]
-        args = [f"({', '.join(operands)})", "1", f"_sum{len(nodes)}", "keep_dims=True"]
+        args = [f"({', '.join(operands)})", "0" if body.frame.flat else "1", f"_sum{len(nodes)}"]
+        args += [] if body.frame.flat else ["keep_dims=True"]
         body.writer.call(f"{', '.join(targets)} = tl.reduce(", args)
         totals.append(targets)
     if totals[0] is not names:
@@ -112,7 +114,7 @@ def _folded(body: Body, node: RowReduce) -> list[str]:
 
 def _single_reduce(body: Body, node: RowReduce, texts: list[str]) -> None:
     name = body.define(node.dst, result_level(node), node.dtype).names[0]
-    axis = 1 if result_level(node) is Level.ROW else None
+    axis = _column_axis(body.frame, node)
     parts = [reduced(node.fn, text, axis) for text in texts]
     if sum(map(len, parts)) > _PARTS and len(parts) > 1:
         names = body.namer.claim(f"{name}_part", len(parts))
@@ -123,6 +125,11 @@ def _single_reduce(body: Body, node: RowReduce, texts: list[str]) -> None:
     body.writer.assign(name, final(text, node.dtype))
 
 
+def _column_axis(frame: Frame, node: RowReduce) -> int | None:
+    """The axis of a tile that a reduction over columns takes, or None: the whole tile."""
+    return 1 if result_level(node) is Level.ROW and not frame.flat else None
+
+
 def _constant_reduce(body: Body, node: RowReduce, level: Level) -> None:
     """A reduction of one value repeated in every column."""
     src, count = body.values[node.src].name(0), body.frame.phase.num_cols
@@ -130,7 +137,10 @@ def _constant_reduce(body: Body, node: RowReduce, level: Level) -> None:
     if node.fn in ("max", "min") or node.dtype is DType.BOOL:
         body.writer.assign(name, src)
         return
-    number = literal(count, node.dtype, level, beside=node.fn == "sum")
+    if is_open(count):
+        number = f"{count}.to({TYPES[node.dtype]})"
+    else:
+        number = literal(count, node.dtype, level, beside=node.fn == "sum")
     text = f"{src} * {number}" if node.fn == "sum" else template("pow", node.dtype, False).format(a=src, b=number)
     body.writer.assign(name, text)
 
@@ -182,7 +192,7 @@ class Running:
             return
         level = result_level(node)
         name = self.body.define(node.dst, level, node.dtype).names[0]
-        text = reduced(node.fn, self.names[0], 1 if level is Level.ROW else None)
+        text = reduced(node.fn, self.names[0], _column_axis(self.body.frame, node))
         self.body.writer.assign(name, final(text, node.dtype))
 
 
@@ -205,8 +215,7 @@ def finish_columns(body: Body, node: ColReduce, tiles: tuple[str, ...]) -> None:
     level = Level.COL if wide else Level.SCALAR
     names = body.define(f"{node.acc}_total", level, node.dtype).names
     for piece, (name, tile) in enumerate(zip(names, tiles, strict=True)):
-        flat = wide and frame.phase.row_tile == 1
-        text = tile if flat else reduced(node.fn, tile, 0 if wide else None)
+        text = tile if frame.flat else reduced(node.fn, tile, 0 if wide else None)
         body.writer.assign(name, final(text, node.dtype))
         args = [
             frame.pointer(node.buffer, node.index, level, piece),

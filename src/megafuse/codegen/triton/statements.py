@@ -146,9 +146,16 @@ def _converted(body: Body, node: Convert, piece: int) -> str:
     rows = body.frame.phase.row_tile if has_rows(value.level) else 1
     cols = body.frame.pieces[piece].width if has_cols(value.level) else 1
     if node.through is DType.BF16 and rows * cols > 1:
-        return f"_round_bf16({name})"
+        return f"{_IN_PAIRS[node.src_dtype, node.dtype]}({name})"
     middle = name if node.through is None else convert(name, node.src_dtype, node.through)
     return convert(middle, node.through or node.src_dtype, node.dtype)
+
+
+_IN_PAIRS = {
+    (DType.F32, DType.F32): "_round_bf16",
+    (DType.F32, DType.BF16): "_to_bf16",
+    (DType.BF16, DType.F32): "_widen_bf16",
+}
 
 
 def _full_text(value: float | int | bool, dtype: DType) -> str:

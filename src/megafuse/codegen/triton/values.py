@@ -81,8 +81,7 @@ def literal(value: float | int | bool, dtype: DType, level: Level, beside: bool 
     text = plain_literal(value, dtype)
     if keeps_type(value, dtype, beside):
         return text
-    shape = "()" if level is Level.SCALAR else "[1, 1]"
-    return f"tl.full({shape}, {text}, {TYPES[dtype]})"
+    return f"tl.full((), {text}, {TYPES[dtype]})"
 
 
 def convert(text: str, src: DType, dst: DType) -> str:
