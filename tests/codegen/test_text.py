@@ -197,7 +197,7 @@ def test_values_named_like_pieces_stay_apart():
     block.store("x", index(r=64, c=1), "for", TILE, F32)
     program = one_phase(block, (param("x", F32, (8, 64), True),), pieces=(32, 32))
     text = print_triton(program).text
-    assert "x_0_0 = -x_0\n" in text
+    assert "x_0_0 = x_0 * -1.0\n" in text
     assert "for_0 = x_0_0 + x_0\n" in text
     compile(text, "k", "exec")
     compile(print_numpy(program).text, "k", "exec")

@@ -23,6 +23,7 @@ from megafuse.capture.types import Captured
 from megafuse.capture.unify import Scalar
 from megafuse.compiler.bound import Bound, Place, Program, bind
 from megafuse.compiler.driver import compile_captured
+from megafuse.compiler.plans import Tuner, complete, find_known
 from megafuse.compiler.sharing import Sharing, stand_ins
 from megafuse.compiler.situation import reason_for_original
 from megafuse.compiler.watch import ModuleWatch
@@ -46,6 +47,7 @@ class Options:
     """How to fuse. ``target``: auto, cuda or interpret. ``backend``: triton or numpy (numpy only under interpret).
 
     ``max_specializations``: how many programs may be made for calls that differ in their sizes alone and share none.
+    ``tune``: measure tiles that are not known; None: take those that are; False: the heuristic's. ``plan``: a plan file.
     """
 
     target: str = "auto"
@@ -53,8 +55,12 @@ class Options:
     strict: bool = False
     poison: bool | None = None
     max_specializations: int = 8
+    tune: bool | None = None
+    plan: str | None = None
 
     def __post_init__(self) -> None:
+        if self.plan is not None and self.tune:
+            raise InputError("tune=True and a plan are given", hint="a plan's tiles are taken as they are: leave one out")
         if self.target not in TARGETS:
             raise InputError(f"unknown target {self.target!r}", hint=f"use one of {', '.join(TARGETS)}")
         if self.max_specializations < 1:
@@ -64,11 +70,11 @@ class Options:
 class Engine:
     """Serves calls of one original callable: finds the binding, runs the step, puts the outputs together.
 
-    ``generations`` counts how often code was generated.
+    ``generations`` counts how often code was generated. ``tuner`` measures tiles where the options ask for that.
     """
 
-    def __init__(self, original: Callable[..., Any], options: Options) -> None:
-        self.original, self.options = original, options
+    def __init__(self, original: Callable[..., Any], options: Options, tuner: Tuner | None = None) -> None:
+        self.original, self.options, self.tuner = original, options, tuner
         self.generations = 0
         self._structures: dict[Any, _Structure] = {}
         self._recent: _Structure | None = None
@@ -263,7 +269,8 @@ def _bind(
 
     def make(captured: Captured, scalars: Sequence[Scalar] = ()) -> Program:
         getter.check_same_places(captured.leaves)
-        compiled = compile_captured(captured, spec)
+        known = find_known(spec, target, tune=options.tune, plan=options.plan)
+        compiled = complete(compile_captured(captured, spec, known=known), known, structure.engine.tuner)
         program = Program(compiled, compiled.artifact(backend, interpreted=target == "interpret"), scalars)
         structure.engine.generations += 1
         return program

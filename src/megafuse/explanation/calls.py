@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from megafuse.core.device import DeviceSpec
+from megafuse.core.sizes import typical
 from megafuse.explanation.eager import call_seconds
 from megafuse.explanation.records import Call, KernelInfo, LibraryInfo, PhaseInfo, TensorInfo
 from megafuse.ir.graph import Node
@@ -36,7 +37,7 @@ class StepReader:
     def tensor(self, name: str) -> TensorInfo:
         """A buffer by name."""
         b: Buffer = self.buffers[name]
-        return TensorInfo(b.name, b.shape, b.dtype.value, math.prod(b.shape) * b.dtype.size, b.kind)
+        return TensorInfo(b.name, b.shape, b.dtype.value, typical(math.prod(b.shape)) * b.dtype.size, b.kind)
 
     def _call(self, call: Any, forward: bool) -> Call | None:
         if isinstance(call, Launch):
@@ -68,11 +69,11 @@ class StepReader:
         bias = f" + {call.bias.buffer}" if call.bias else ""
         views = [call.out, call.a, call.b, *([call.bias] if call.bias else [])]
         moved = sum(self._view_bytes(v) for v in views)
-        flops = 2 * batch * m * n * k
-        shapes = f"[{batch}, {m}, {k}] x [{batch}, {k}, {n}]"
+        flops = typical(2 * batch * m * n * k)
+        shapes = f"{list(call.a.shape)} x {list(call.b.shape)}"
         dtype = self.buffers[call.out.buffer].dtype.value
         return LibraryInfo(
-            call=f"torch.{names[batch > 1, call.bias is not None]}",
+            call=f"torch.{names[batch != 1, call.bias is not None]}",
             what=f"{call.out.buffer} = {call.a.buffer} @ {call.b.buffer}{bias}: {shapes}",
             where=_line(self.origins.get(call.out.buffer)),
             forward=forward,
@@ -98,7 +99,7 @@ class StepReader:
 
     def _view_bytes(self, view: View) -> int:
         touched = math.prod(n for n, s in zip(view.shape, view.strides, strict=True) if s != 0)
-        return touched * self.buffers[view.buffer].dtype.size
+        return int(typical(touched)) * self.buffers[view.buffer].dtype.size
 
 
 def _phase(phase: PhaseSchedule) -> PhaseInfo:

@@ -105,7 +105,7 @@ class RunNames:
 
 @dataclass(frozen=True)
 class GridNames:
-    """Variables that program id 0 is cut into: the flattened fixed axes and the chunk. ``column`` is the column block."""
+    """Variables that program id 0 is cut into: flattened fixed axes and the chunk. ``column``: the column block."""
 
     fixed: str
     chunk: str
