@@ -24,9 +24,9 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 def test_help_lists_the_commands_that_exist(megafuse_cli):
     status, out, _ = megafuse_cli("--help")
     assert status == 0
-    for command in ("demo", "explain", "show", "check", "fuzz", "doctor", "cache"):
+    for command in ("demo", "explain", "show", "check", "fuzz", "tune", "doctor", "cache"):
         assert command in out
-    for later in ("tune", "profile", "ablate"):
+    for later in ("profile", "ablate"):
         assert later not in out
 
 

@@ -122,7 +122,13 @@ def without_collector() -> Iterator[None]:
 
 
 def compile_call(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], device: DeviceSpec, *, strict: bool = False
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    device: DeviceSpec,
+    *,
+    strict: bool = False,
+    known: Known = nothing_known,
 ) -> Compiled:
     """Run all stages up to tile programs for one example call.
 
@@ -132,7 +138,7 @@ def compile_call(
     """
     clock = _Clock()
     captured: Captured = clock.time("capture", capture, fn, args, kwargs, strict=strict)
-    return compile_captured(captured, device, clock)
+    return compile_captured(captured, device, clock, known)
 
 
 def compile_captured(

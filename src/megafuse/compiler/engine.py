@@ -47,7 +47,7 @@ class Options:
     """How to fuse. ``target``: auto, cuda or interpret. ``backend``: triton or numpy (numpy only under interpret).
 
     ``max_specializations``: how many programs may be made for calls that differ in their sizes alone and share none.
-    ``tune``: measure tiles that are not known; None: take those that are; False: the heuristic's. ``plan``: a plan file.
+    ``tune``: measure tiles that are not known; None: take those that are; False: the heuristic's. ``plan``: a file.
     """
 
     target: str = "auto"
@@ -60,7 +60,9 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.plan is not None and self.tune:
-            raise InputError("tune=True and a plan are given", hint="a plan's tiles are taken as they are: leave one out")
+            raise InputError(
+                "tune=True and a plan are given", hint="a plan's tiles are taken as they are: leave one out"
+            )
         if self.target not in TARGETS:
             raise InputError(f"unknown target {self.target!r}", hint=f"use one of {', '.join(TARGETS)}")
         if self.max_specializations < 1:

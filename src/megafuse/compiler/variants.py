@@ -18,10 +18,11 @@ from megafuse.core.sizes import open_dims, settle
 from megafuse.ir.graph import Node
 from megafuse.ir.types import Input
 from megafuse.schedule.types import Buffer, KernelSchedule, KernelTiles, Step, Tile, TileRules
+from megafuse.select.choose import select
 
 __all__ = [
-    "KernelTiles", "Place", "Subject", "Tile", "TileRules", "Variant", "in_double", "make_variants", "subjects",
-    "tiles_of_kernel",
+    "KernelSource", "KernelTiles", "Place", "Subject", "Tile", "TileRules", "Variant", "in_precision", "make_variants",
+    "select", "subjects", "tiles_of_kernel",
 ]  # fmt: skip
 
 
@@ -154,27 +155,24 @@ def _place(buffer: Buffer, node: Node, written: bool, summed: bool) -> Place:
     return Place(f"{'p' if partial else 'n'}{node.uid}", buffer.shape, buffer.strides, buffer.dtype, kind)
 
 
-def in_double(variant: Variant, backend: str) -> Variant:
-    """The same computation with all floating-point values and buffers in fp64, and no rounding on the way."""
-    at = {d.name: n for s, p in zip(variant.sources, variant.programs, strict=True) for d, n in _sizes(p, s)}
-    programs = tuple(_promoted(p) for p in variant.programs)
-    places = tuple(_promoted(p) for p in variant.places)
-    sources = tuple(PRINTERS[backend](p).at(at) for p in programs)
+def in_precision(variant: Variant, backend: str, dtype: DType) -> Variant:
+    """The same computation with all floating-point values and buffers in ``dtype``, and no rounding on the way."""
+    pairs = zip(variant.programs, variant.sources, strict=True)
+    sizes = {d.name: n for p, s in pairs for d, n in zip(p.dims, s.sizes, strict=True)}
+    programs = tuple(_promoted(p, dtype) for p in variant.programs)
+    places = tuple(_promoted(p, dtype) for p in variant.places)
+    sources = tuple(PRINTERS[backend](p).at(sizes) for p in programs)
     return replace(variant, programs=programs, sources=sources, places=places)
 
 
-def _sizes(program: TileProgram, source: KernelSource) -> Iterable[tuple[Any, int]]:
-    return zip(program.dims, source.sizes, strict=True)
-
-
-def _promoted(value: Any) -> Any:
-    """``value`` with every floating-point type in it replaced by fp64."""
+def _promoted(value: Any, dtype: DType) -> Any:
+    """``value`` with every floating-point type in it replaced by ``dtype``."""
     if isinstance(value, DType):
-        return DType.F64 if value.is_float else value
+        return dtype if value.is_float else value
     if isinstance(value, tuple):
-        return tuple(_promoted(v) for v in value)
+        return tuple(_promoted(v, dtype) for v in value)
     if is_dataclass(value) and not isinstance(value, type):
-        new = {f.name: _promoted(getattr(value, f.name)) for f in fields(value) if f.init}
+        new = {f.name: _promoted(getattr(value, f.name), dtype) for f in fields(value) if f.init}
         new |= {"through": None} if isinstance(value, Convert) else {}
         return replace(value, **new)
     return value

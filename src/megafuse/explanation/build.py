@@ -55,7 +55,7 @@ def _explain_bound(bound: Bound, subject: str) -> PlanInfo:
 def explain_compiled(compiled: Compiled, eager: EagerEstimate | None = None) -> PlanInfo:
     """Describe one compilation."""
     step, cover, device = compiled.step, compiled.cover, compiled.device
-    reader = StepReader(step, device, _costs(device), buffer_origins(step))
+    reader = StepReader(step, device, _costs(device), buffer_origins(step), compiled.measured)
     homes = kernel_of_nests(step, cover.nests)
     names = _names(compiled)
     edges = [Edge(homes[b.first], homes[b.second], _readable(b.reason, names)) for b in cover.boundaries]

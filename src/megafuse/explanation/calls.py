@@ -19,12 +19,16 @@ from megafuse.schedule.types import Buffer, DotCall, KernelSchedule, Launch, Opa
 
 @dataclass
 class StepReader:
-    """Describes the calls of one step. ``cost`` gives (weighted results, L2 bytes beside DRAM) of a trace."""
+    """Describes the calls of one step. ``cost`` gives (weighted results, L2 bytes beside DRAM) of a trace.
+
+    ``measured``: seconds of one launch by kernel key, where they are known.
+    """
 
     step: Step
     device: DeviceSpec
     cost: Any
     origins: Mapping[str, Origin | None]
+    measured: Mapping[str, float]
 
     def __post_init__(self) -> None:
         self.buffers = {b.name: b for b in self.step.buffers}
@@ -60,6 +64,7 @@ class StepReader:
             num_warps=kernel.num_warps,
             dram_bytes=kernel.dram_bytes,
             seconds=self.device.launch_seconds + max(memory, work),
+            measured=self.measured.get(kernel.key),
         )
 
     def _dot(self, call: DotCall, forward: bool) -> LibraryInfo:

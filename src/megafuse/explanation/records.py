@@ -35,7 +35,10 @@ class PhaseInfo:
 
 @dataclass(frozen=True)
 class KernelInfo:
-    """A generated kernel. ``sources``: the user's lines that it computes; ``seconds`` include the launch."""
+    """A generated kernel. ``sources``: the user's lines that it computes; ``seconds`` include the launch.
+
+    ``measured``: seconds of a launch on this GPU, where its tiles were measured.
+    """
 
     name: str
     forward: bool
@@ -46,6 +49,7 @@ class KernelInfo:
     num_warps: int
     dram_bytes: int
     seconds: float
+    measured: float | None = None
 
 
 @dataclass(frozen=True)

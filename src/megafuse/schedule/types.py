@@ -130,8 +130,7 @@ class TileRules:
 
     def problem(self, tile: Tile) -> str:
         """Why ``tile`` is not legal here; empty where it is."""
-        found = (self._sizes(tile), self._columns(tile), self._chunk(tile), self._pipeline(tile))
-        return next((f for f in found if f), "")
+        return self._sizes(tile) or self._columns(tile) or self._chunk(tile) or self._pipeline(tile)
 
     def _sizes(self, tile: Tile) -> str:
         sizes = (tile.row_tile, *tile.pieces, tile.col_block or 1, tile.num_warps)

@@ -14,7 +14,7 @@ from typing import Any
 from megafuse.compiler.variants import KernelTiles, Subject, Tile, TileRules
 from megafuse.core.sizes import typical
 
-MOST = {"coarse": 11, "factors": 16, "refine": 8}  # candidates of a round
+MOST = {"coarse": 9, "factors": 14, "refine": 6}  # candidates of a round
 ROUNDS = tuple(MOST)
 WARPS, STAGES = (1, 2, 4, 8, 16), (1, 2, 3, 4)
 LEAST_PIECE, MOST_PIECES = 64, 10
@@ -103,7 +103,7 @@ def _with_pieces(tile: Tile, pieces: tuple[int, ...], rules: TileRules) -> Tile 
     return replace(tile, pieces=pieces, col_block=block, col_grid=wide and not rules.whole_loop)
 
 
-# --- rounds -------------------------------------------------------------------------------------------------------------
+# --- rounds ---------------------------------------------------------------------------------------------------------
 
 
 def _coarse(subject: Subject, best: KernelTiles, times: Mapping[KernelTiles, float]) -> Iterator[tuple[Move, ...]]:

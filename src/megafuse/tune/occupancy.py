@@ -11,6 +11,7 @@ from megafuse.runtime.offline import CompileReport
 RESERVED_SHARED = 1024  # bytes that each program takes beside its own
 MOST_PROGRAMS = 32  # of an SM
 REGISTER_UNIT = 8  # registers of a thread are handed out in such steps
+FULL = 0.5  # share of its threads from which an SM hides latency well
 MEMORY_BOUND = 0.8  # share of the copy rate from which memory is what holds a kernel back
 
 
@@ -50,12 +51,10 @@ def misfit(report: CompileReport, warps: int, device: DeviceSpec) -> str:
     return ""
 
 
-def limiting(copy_share: float, arithmetic_share: float, found: Occupancy, programs: int, device: DeviceSpec) -> str:
-    """What most likely sets the pace: the resource used most, or what keeps more from running at once."""
+def limiting(copy_share: float, found: Occupancy, programs: int, device: DeviceSpec) -> str:
+    """What most likely sets the pace: memory, too few programs to fill the device, or what keeps more from running."""
     if copy_share >= MEMORY_BOUND:
         return "memory"
-    if programs < device.sms:
+    if programs < device.sms * found.programs:
         return "few programs"
-    if arithmetic_share > copy_share:
-        return "arithmetic"
-    return f"latency ({found.limit})" if found.share < 0.5 else "latency"
+    return f"{found.limit} (occupancy)" if found.share < FULL else "arithmetic or latency"
