@@ -31,6 +31,7 @@ PIPELINE_STAGES = 3
 PIPELINE_BYTES = 96 * 1024  # shared memory that the loads in flight of a row loop may take
 ROW_CONTIGUOUS_TILE = 32
 MIN_ROW_RUN = 8  # rows next to one another in memory that make a whole sector of fp32
+MIN_WARPS = 8  # on each SM, at least
 FULL_GRID = 128  # programs below which smaller tiles are worth it
 FREE_TILE = 4096
 MAX_WARPS = 16
@@ -126,7 +127,8 @@ def choose_tile(request: TileRequest, device: DeviceSpec) -> Tile:
         registers = _registers(elements, per_element, warps)
         waves = 1 if stages > 1 else UNPIPELINED_WAVES
         chunk = _rows_per_chunk(loop_rows, rows, fixed_rows * columns, warps, registers, device, waves)
-        least = min(_least_walk(trace), ceil_div(loop_rows * fixed_rows * columns, 2 * device.sms))
+        spread = ceil_div(loop_rows * fixed_rows * columns * warps, MIN_WARPS * device.sms)
+        least = min(_least_walk(trace), spread)
         chunk = max(chunk, ceil_div(least, rows) * rows)
         if by_rows and all(i.dtype.size >= 4 for i in tile_loads(trace)):
             chunk = min(chunk, LONGEST_SUM * rows)
