@@ -71,7 +71,8 @@ CORRUPT = {
     "no tiles": json.dumps({**vars(ENTRY), "tiles": None}).encode(),
     "words for numbers": json.dumps({**vars(ENTRY), "num_warps": "many"}).encode(),
     "another kernel": json.dumps({**vars(ENTRY), "key": "other"}).encode(),
-    "a deep nest": b"[" * 100_000,
+    "a deep nest": b"[" * 5_000,
+    "too long": json.dumps({**vars(ENTRY), "facts": {"padding": "x" * 50_000}}).encode(),
 }
 
 
@@ -107,6 +108,10 @@ def test_illegal_tiles_are_not_taken_and_the_plan_says_so(change):
     made = reschedule(compiled, KnownTiles("gpu"))
     assert subjects(made.step)[0].tiles == subject.tiles
     assert any(subject.name in note and "not taken" in note for note in made.step.notes)
+    device = replace(compiled.device, name="gpu")
+    with pytest.warns(TuningWarning, match="its tiles are not legal"):
+        run(replace(compiled, device=device), bench_with(by_distance(8, 8)), None, seconds=0.0)
+    assert KnownTiles("gpu")(subject.key) is not None
 
 
 def test_a_disk_that_cannot_be_written_is_said_and_does_no_harm(monkeypatch, tmp_path):
@@ -140,7 +145,7 @@ import sys, json
 from megafuse.runtime.plan_store import Entry, write_entry, read_entry
 data = json.loads(sys.argv[1])
 for n in range(int(sys.argv[2])):
-    entry = Entry(data["key"], "k0_x", tuple(data["tiles"]), 4, 1e-5 * (n + 1), 2e-5, {"padding": "x" * 20_000})
+    entry = Entry(data["key"], "k0_x", tuple(data["tiles"]), 4, 1e-5 * (n + 1), 2e-5, {"padding": "x" * 10_000})
     write_entry(entry, "gpu")
     assert read_entry(data["key"], "gpu").num_warps == 4
 """
@@ -308,12 +313,12 @@ def test_a_tuner_is_called_once_for_what_is_missing():
     compiled = CASES["norms"]()
     called = []
 
-    def tuner(given):
+    def tuner(given, device):
         called.append(given)
         run(given, bench_with(by_distance(8, 8)), None, seconds=100.0)
 
     for _ in range(2):
         known = find_known(DEVICE, "cuda", tune=True)
-        made = complete(reschedule(compiled, known), known, tuner)
+        made = complete(reschedule(compiled, known), known, tuner, torch.device("cpu"))
         assert set(made.measured) == {k.key for k in made.step.kernels}
     assert len(called) == 1

@@ -40,18 +40,24 @@ def planning_device(arch: int | None) -> DeviceSpec:
 
 
 def plan_selection(
-    selection: Selection, arch: int | None = None, *, strict: bool = False, size: str = "full"
+    selection: Selection,
+    arch: int | None = None,
+    *,
+    strict: bool = False,
+    size: str = "full",
+    measured: bool = True,
 ) -> Planned:
     """Compile what ``selection`` names, on tensors without data where the selection allows it.
 
-    For the GPU at hand, with the tiles that ``fuse`` would take: from a plan file, or measured before.
+    For the GPU at hand, with the tiles that ``fuse`` would take: from a plan file, or measured before; with the
+    heuristic's unless ``measured``.
     """
     example = make_example(selection, size, "meta")
     device = planning_device(arch)
-    here = arch is None and torch.cuda.is_available()
+    here = measured and arch is None and torch.cuda.is_available()
     known = find_known(device, "cuda") if here else KnownTiles()
     compiled = compile_call(example.fn, example.args, example.kwargs, device, strict=strict, known=known)
-    return Planned(example, complete(compiled, known, None))
+    return Planned(example, complete(compiled, known))
 
 
 def eager_of(example: Example, device: DeviceSpec) -> EagerEstimate | None:

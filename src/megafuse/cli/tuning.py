@@ -28,7 +28,7 @@ def tune_selection(selection: Selection, *, seconds: float, again: bool, export:
         InputError: the plan cannot be written.
     """
     require_cuda()
-    compiled = plan_selection(selection).compiled
+    compiled = plan_selection(selection, measured=False).compiled
     result = tune_step(compiled, seconds=seconds, again=again)
     entries = entries_of(compiled)
     lines = [as_text(tuned_table(entries, compiled.device.name)), summary(result, entries)]

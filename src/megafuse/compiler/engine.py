@@ -272,7 +272,8 @@ def _bind(
     def make(captured: Captured, scalars: Sequence[Scalar] = ()) -> Program:
         getter.check_same_places(captured.leaves)
         known = find_known(spec, target, tune=options.tune, plan=options.plan)
-        compiled = complete(compile_captured(captured, spec, known=known), known, structure.engine.tuner)
+        compiled = compile_captured(captured, spec, known=known)
+        compiled = complete(compiled, known, structure.engine.tuner, key.device)
         program = Program(compiled, compiled.artifact(backend, interpreted=target == "interpret"), scalars)
         structure.engine.generations += 1
         return program

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from megafuse.compiler.driver import Compiled, reschedule
 from megafuse.core.device import DeviceSpec
 from megafuse.core.errors import InputError
@@ -22,7 +24,8 @@ HEURISTIC_ENV = ("MEGAFUSE_FAST_AUTOTUNE", "MLP_FAST_AUTOTUNE")
 PLAN_ENV, REQUIRE_ENV = "MEGAFUSE_PLAN", "MEGAFUSE_REQUIRE_PLAN"
 INTERPRETER = "interpreter"  # the device under which measurements of interpreted kernels would be kept
 
-Tuner = Callable[[Compiled], None]  # measures what is not known of a compilation's kernels, and keeps it
+# measures on a device what is not known of a compilation's kernels, and keeps it
+Tuner = Callable[[Compiled, torch.device], None]
 
 
 @dataclass
@@ -93,14 +96,16 @@ def find_known(device: DeviceSpec, target: str, *, tune: bool | None = None, pla
     return KnownTiles(name, tunes=bool(tune) and target == "cuda", required=required)
 
 
-def complete(compiled: Compiled, known: KnownTiles, tuner: Tuner | None) -> Compiled:
-    """``compiled``, with tiles measured now where they are missing and that is asked for.
+def complete(
+    compiled: Compiled, known: KnownTiles, tuner: Tuner | None = None, device: torch.device | None = None
+) -> Compiled:
+    """``compiled``, with tiles measured now on ``device`` where they are missing and that is asked for.
 
     Raises:
         InputError: ``MEGAFUSE_REQUIRE_PLAN=1``, and a kernel has no entry.
     """
-    if tuner is not None and known.tunes and known.missing(compiled):
-        tuner(compiled)
+    if tuner is not None and device is not None and known.tunes and known.missing(compiled):
+        tuner(compiled, device)
         known = replace(known, found={})
         compiled = reschedule(compiled, known)
     missing = known.missing(compiled)

@@ -21,7 +21,7 @@ from megafuse.schedule.types import Buffer, KernelSchedule, KernelTiles, Step, T
 from megafuse.select.choose import select
 
 __all__ = [
-    "KernelSource", "KernelTiles", "Place", "Subject", "Tile", "TileRules", "Variant", "in_precision", "make_variants",
+    "KernelSource", "KernelTiles", "Place", "Subject", "Tile", "TileRules", "Variant", "alike", "in_precision", "make_variants",
     "select", "subjects", "tiles_of_kernel",
 ]  # fmt: skip
 
@@ -109,16 +109,16 @@ def make_variants(
         if key not in by_key:
             continue
         variant = _variant(made, by_key[key], backend, at)
-        if key not in tiles or _alike(variant.tiles, tiles[key]):
+        if key not in tiles or alike(variant.tiles, tiles[key]):
             found[key] = variant
     return found
 
 
-def _alike(made: KernelTiles, asked: KernelTiles) -> bool:
+def alike(made: KernelTiles, asked: KernelTiles) -> bool:
     """Equal but for what follows from the rest."""
-    return made.num_warps == asked.num_warps and all(
-        (m.row_tile, m.pieces, m.num_stages, m.hoist) == (a.row_tile, a.pieces, a.num_stages, a.hoist)
-        for m, a in zip(made.tiles, asked.tiles, strict=True)
+    pairs = list(zip(made.tiles, asked.tiles, strict=False))
+    return (made.num_warps, len(made.tiles)) == (asked.num_warps, len(asked.tiles)) and all(
+        (m.row_tile, m.pieces, m.num_stages, m.hoist) == (a.row_tile, a.pieces, a.num_stages, a.hoist) for m, a in pairs
     )
 
 
@@ -156,10 +156,13 @@ def _place(buffer: Buffer, node: Node, written: bool, summed: bool) -> Place:
 
 
 def in_precision(variant: Variant, backend: str, dtype: DType) -> Variant:
-    """The same computation with all floating-point values and buffers in ``dtype``, and no rounding on the way."""
+    """The same computation with all floating-point values and buffers in ``dtype``, and no rounding on the way.
+
+    Row loops are not pipelined: wider values would not fit the shared memory.
+    """
     pairs = zip(variant.programs, variant.sources, strict=True)
     sizes = {d.name: n for p, s in pairs for d, n in zip(p.dims, s.sizes, strict=True)}
-    programs = tuple(_promoted(p, dtype) for p in variant.programs)
+    programs = tuple(replace(_promoted(p, dtype), num_stages=1) for p in variant.programs)
     places = tuple(_promoted(p, dtype) for p in variant.places)
     sources = tuple(PRINTERS[backend](p).at(sizes) for p in programs)
     return replace(variant, programs=programs, sources=sources, places=places)

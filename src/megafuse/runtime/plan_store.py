@@ -25,6 +25,7 @@ from megafuse.runtime import cachedir
 
 FORMAT = 1  # of entries, and of what tiles mean to the code generator
 FOLDER = "tuned"
+MOST_CHARACTERS = 16_384  # of an entry
 _KIND = "megafuse plan"
 
 
@@ -83,14 +84,23 @@ def read_entry(key: str, device: str) -> Entry | None:
         text = cachedir.read_text(relative)
         if text is None:
             return None
-        data = json.loads(text)
-        entry = Entry.of(data)
+        entry = Entry.of(_parsed(text))
         if entry.key != key:
             raise ValueError(f"it is of kernel {entry.key}")
     except ValueError as error:  # wrong JSON and wrong UTF-8 are among these
         drop_entry(key, device, str(error))
         return None
     return entry
+
+
+def _parsed(text: str) -> Any:
+    """JSON data of the size of an entry; ``ValueError`` for anything else."""
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(f"{len(text)} characters")
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
 
 
 def drop_entry(key: str, device: str, why: str) -> None:
@@ -113,9 +123,9 @@ def all_entries() -> list[tuple[str, Entry]]:
     """(device, entry) of everything kept, by device and name; files that cannot be read are left out."""
     found = []
     for path in sorted((cachedir.cache_dir() / FOLDER).glob("*.json")):
-        with contextlib.suppress(OSError, ValueError):
-            data = json.loads(path.read_text(encoding="utf-8"))
-            found.append((str(data.get("device", "")), Entry.of(data)))
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            data = _parsed(path.read_text(encoding="utf-8"))
+            found.append((str(data["device"]), Entry.of(data)))
     return sorted(found, key=lambda pair: (pair[0], pair[1].name, pair[1].key))
 
 
@@ -166,7 +176,7 @@ def read_plan(path: Path) -> PlanFile:
         return PlanFile(path, str(data["device"]), entries)
     except OSError as error:
         raise InputError(f"cannot read the plan {path}: {error}", hint=hint) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"{path} is no plan of format {FORMAT}: {error}", hint=hint) from error
 
 

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from megafuse.compiler import Compiled, KnownTiles, reschedule
-from megafuse.compiler.plans import Tuner, tiles_as_data, tiles_of
-from megafuse.compiler.variants import KernelSource, KernelTiles, subjects
+from megafuse.compiler.plans import Tuner, tiles_as_data
+from megafuse.compiler.variants import KernelSource, KernelTiles, Subject, alike, subjects
 from megafuse.core.device import DeviceSpec
 from megafuse.runtime.offline import CompileReport, compile_offline
-from megafuse.runtime.plan_store import Entry, read_entry, tuning_lock, write_entry
+from megafuse.runtime.plan_store import Entry, drop_entry, tuning_lock, write_entry
 from megafuse.runtime.timer import require_cuda
 from megafuse.tune.bench import Bench, event_timer
 from megafuse.tune.occupancy import limiting, occupancy
@@ -33,14 +33,20 @@ Say = Callable[[str, int, int], None]
 def tuner(seconds: float = DEFAULT_SECONDS) -> Tuner:
     """What ``fuse(tune=True)`` calls for a compilation of which not all is known."""
 
-    def tune(compiled: Compiled) -> None:
-        tune_step(compiled, seconds=seconds)
+    def tune(compiled: Compiled, device: torch.device) -> None:
+        tune_step(compiled, seconds=seconds, device=device)
 
     return tune
 
 
-def tune_step(compiled: Compiled, *, seconds: float = DEFAULT_SECONDS, again: bool = False) -> StepResult:
-    """Measure tiles for the kernels of a step on the current GPU, and keep the best of each in the cache.
+def tune_step(
+    compiled: Compiled,
+    *,
+    seconds: float = DEFAULT_SECONDS,
+    again: bool = False,
+    device: torch.device | None = None,
+) -> StepResult:
+    """Measure tiles for the kernels of a step on a GPU (default: the current one), and keep the best in the cache.
 
     Kernels that have been measured are left out, unless ``again``. The search ends after about ``seconds``, or at
     Ctrl-C; what is settled by then is kept.
@@ -49,8 +55,9 @@ def tune_step(compiled: Compiled, *, seconds: float = DEFAULT_SECONDS, again: bo
         TargetError: there is no GPU.
     """
     require_cuda()
-    bench = Bench(torch.device("cuda", torch.cuda.current_device()), "triton", event_timer)
-    with tuning_lock(2 * seconds + 60), progress() as say:
+    place = torch.device("cuda", torch.cuda.current_device()) if device is None else device
+    bench = Bench(place, "triton", event_timer)
+    with torch.cuda.device(place), tuning_lock(2 * seconds + 60), progress() as say:
         return run(compiled, bench, compiler(compiled.device), seconds=seconds, say=say, again=again)
 
 
@@ -74,8 +81,7 @@ def run(
     stopped = ""
     for share, all_kernels in ((FIRST_SHARE, False), (1.0, True)):
         current = reschedule(compiled, names.tiles)
-        fitting = [s.key for s in subjects(current.step) if all_kernels or not s.finishes]
-        wanted = [key for key in fitting if names.tiles(key) is None]
+        wanted = names.missing([s for s in subjects(current.step) if all_kernels or not s.finishes])
         if not wanted or stopped == "interrupted":
             continue
         search = Search(current, bench, compile_, names.keep, start + share * seconds, say)
@@ -102,10 +108,19 @@ class _Kept:
     def tiles(self, key: str) -> KernelTiles | None:
         """The tiles of a kernel, as found here before or earlier."""
         if key not in self.known and not self.again:
-            entry = read_entry(key, self.device.name)
-            if entry is not None:
-                self.known[key] = tiles_of(entry)
+            found = KnownTiles(self.device.name)(key)
+            if found is not None:
+                self.known[key] = found
         return self.known.get(key)
+
+    def missing(self, kernels: Sequence[Subject]) -> list[str]:
+        """Keys of the kernels that have nothing kept, or something that the schedule stage did not take."""
+        for kernel in kernels:
+            kept = self.tiles(kernel.key)
+            if kept is not None and not alike(kernel.tiles, kept):
+                del self.known[kernel.key]
+                drop_entry(kernel.key, self.device.name, "its tiles are not legal")
+        return [k.key for k in kernels if self.tiles(k.key) is None]
 
     def keep(self, result: KernelResult) -> None:
         """Take over a result."""
