@@ -33,8 +33,8 @@ def test_candidates_and_the_kernel_in_fp64_compile():
     reports = compiler(DEVICE)(sources, 200.0)
     assert [r.digest for r in reports] == [s.digest for s in sources]
     assert [r.error for r in reports] == [""] * len(sources)
-    count = len(sources) - len(exact.sources)  # fp64 takes twice the registers, and need not be fast
-    assert [misfit(r, s.num_warps, DEVICE) for r, s in zip(reports, sources[:count], strict=False)] == [""] * count
+    heuristic = len(variants[0].sources)  # others may spill, and are then left
+    assert [misfit(r, subject.tiles.num_warps, DEVICE) for r in reports[:heuristic]] == [""] * heuristic
     assert all(r.registers > 0 for r in reports)
 
 

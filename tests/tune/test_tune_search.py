@@ -141,6 +141,20 @@ def test_what_cannot_be_run_loses_and_the_rest_goes_on(norms):
     assert any("cannot be run" in k.rejected for k in result.kernels)
 
 
+def test_a_kernel_that_cannot_be_run_at_all_is_named(norms):
+    first = subjects(norms.step)[0]
+
+    def times(variant):
+        if variant.key == first.key:
+            raise RuntimeError("no such instruction")
+        return by_distance(8, 8)(variant)
+
+    result = tuned(norms, bench_with(times))
+    assert any(first.name in p and "no such instruction" in p for p in result.problems)
+    assert first.key not in {k.subject.key for k in result.kernels}
+    assert any(k.changed for k in result.kernels)
+
+
 def test_an_interrupt_keeps_what_there_is(norms):
     count = [0]
 

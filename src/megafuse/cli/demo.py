@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from megafuse.bench.record import git_commit
 from megafuse.cli.demo_cpu import demo_without_gpu
 from megafuse.cli.demo_gpu import demo_with_gpu
 from megafuse.cli.selection import Selection
@@ -33,6 +34,7 @@ def run_demo(selection: Selection, record: Path, *, traffic: bool = True) -> boo
     body = {
         "kind": "demo",
         "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "commit": git_commit(),
         "environment": environment(),
         "selection": {k: str(v) if isinstance(v, Path) else v for k, v in vars(selection).items()},
         "seconds": seconds,

@@ -32,6 +32,7 @@ def tune_selection(selection: Selection, *, seconds: float, again: bool, export:
     result = tune_step(compiled, seconds=seconds, again=again)
     entries = entries_of(compiled)
     lines = [as_text(tuned_table(entries, compiled.device.name)), summary(result, entries)]
+    lines += [f"not tuned: {problem}" for problem in result.problems]
     if export is not None:
         write_plan(export, compiled.device.name, entries)
         lines.append(f"plan written to {export}")
@@ -87,9 +88,9 @@ def _percent(share: Any) -> str:
 def summary(result: StepResult, entries: Sequence[Entry]) -> str:
     """How long it took, what was won, and why it ended."""
     tried = sum(k.tried for k in result.kernels)
-    before = sum(k.heuristic_seconds for k in result.kernels)
-    after = sum(k.seconds for k in result.kernels)
-    gain = f"; together {quantity(before, 's')} before, {quantity(after, 's')} now" if result.kernels else ""
+    whole = [k for k in result.kernels if not k.subject.finishes]  # the others are timed with these
+    before, after = sum(k.heuristic_seconds for k in whole), sum(k.seconds for k in whole)
+    gain = f"; together {quantity(before, 's')} before, {quantity(after, 's')} now" if whole else ""
     ended = f", {result.stopped}" if result.stopped else ""
     known = len(entries) - len(result.kernels)
     kept = f"; {known} kernels were measured before" if known > 0 else ""

@@ -21,8 +21,8 @@ from megafuse.schedule.types import Buffer, KernelSchedule, KernelTiles, Step, T
 from megafuse.select.choose import select
 
 __all__ = [
-    "KernelSource", "KernelTiles", "Place", "Subject", "Tile", "TileRules", "Variant", "alike", "in_precision", "make_variants",
-    "select", "subjects", "tiles_of_kernel",
+    "KernelSource", "KernelTiles", "Place", "Subject", "Tile", "TileRules", "Variant", "alike", "in_precision",
+    "make_variants", "select", "subjects", "tiles_of_kernel",
 ]  # fmt: skip
 
 

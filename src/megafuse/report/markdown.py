@@ -84,10 +84,14 @@ def render(records: Iterable[tuple[str, Record]]) -> str:
     return "\n\n".join(record_section(record, name) for name, record in ordered) or "There is no record yet."
 
 
+def files_of(paths: Iterable[Path]) -> list[Path]:
+    """Files as given, and the ``*.json`` of folders."""
+    return [f for p in paths for f in (sorted(p.glob("*.json")) if p.is_dir() else [p])]
+
+
 def load(paths: Iterable[Path]) -> list[tuple[str, Record]]:
-    """Records from files and from the ``*.json`` of folders."""
-    files = [f for p in paths for f in (sorted(p.glob("*.json")) if p.is_dir() else [p])]
-    return [(f.name, read_record(f)) for f in files]
+    """Benchmark records from files and from the ``*.json`` of folders."""
+    return [(f.name, read_record(f)) for f in files_of(paths)]
 
 
 def put_between_markers(page: str, text: str) -> str:

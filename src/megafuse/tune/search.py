@@ -35,8 +35,7 @@ Compile = Callable[[Sequence[KernelSource], float], list[CompileReport]]
 class KernelResult:
     """What tuning found for one kernel. ``seconds`` are of the kernel with the kernels that add up its partial sums.
 
-    ``own_seconds`` is the kernel's alone. ``rejected`` counts candidates by reason; ``problem`` says why a kernel was
-    not tuned.
+    ``own_seconds`` is the kernel's alone. ``rejected`` counts candidates by reason.
     """
 
     subject: Subject
@@ -48,7 +47,6 @@ class KernelResult:
     programs: int
     tried: int
     rejected: Mapping[str, int]
-    problem: str = ""
 
     @property
     def changed(self) -> bool:
@@ -58,11 +56,15 @@ class KernelResult:
 
 @dataclass(frozen=True)
 class StepResult:
-    """One result for each kernel that was timed; ``stopped``: what ended the search early, or empty."""
+    """One result for each kernel that was timed.
+
+    ``stopped``: what ended the search early, or empty. ``problems``: kernels that could not be timed, and why.
+    """
 
     kernels: tuple[KernelResult, ...]
     seconds: float
     stopped: str = ""
+    problems: tuple[str, ...] = ()
 
 
 @dataclass
@@ -115,6 +117,7 @@ class Search:
     say: Callable[[str, int, int], None] = lambda text, done, total: None
     reports: dict[str, CompileReport] = field(default_factory=dict)
     stopped: str = ""
+    problems: list[str] = field(default_factory=list)
 
     @property
     def device(self) -> DeviceSpec:
@@ -140,6 +143,7 @@ class Search:
         except KeyboardInterrupt:
             self.stopped = "interrupted"
             results |= self._settle(states)
+        self.problems += [f"{s.subject.name}: {s.problem}" for s in states if s.problem]
         return list(results.values())
 
     def _late(self) -> bool:
@@ -294,7 +298,6 @@ class Search:
             source.grid[0] * source.grid[1],
             len(state.times),
             dict(state.rejected),
-            state.problem,
         )
 
 

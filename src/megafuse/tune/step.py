@@ -18,6 +18,7 @@ from megafuse.compiler.variants import KernelSource, KernelTiles, Subject, alike
 from megafuse.core.device import DeviceSpec
 from megafuse.runtime.offline import CompileReport, compile_offline
 from megafuse.runtime.plan_store import Entry, drop_entry, tuning_lock, write_entry
+from megafuse.runtime.plan_store import say as warn
 from megafuse.runtime.timer import require_cuda
 from megafuse.tune.bench import Bench, event_timer
 from megafuse.tune.occupancy import limiting, occupancy
@@ -34,7 +35,11 @@ def tuner(seconds: float = DEFAULT_SECONDS) -> Tuner:
     """What ``fuse(tune=True)`` calls for a compilation of which not all is known."""
 
     def tune(compiled: Compiled, device: torch.device) -> None:
-        tune_step(compiled, seconds=seconds, device=device)
+        result = tune_step(compiled, seconds=seconds, device=device)
+        if result.stopped == "interrupted":
+            warn("tuning was interrupted: what was found so far is taken")
+        for problem in result.problems:
+            warn(f"not tuned: {problem}")
 
     return tune
 
@@ -78,7 +83,7 @@ def run(
     start = time.monotonic()
     names = _Kept(compiled.device, again)
     results: dict[str, KernelResult] = {}
-    stopped = ""
+    stopped, problems = "", list[str]()
     for share, all_kernels in ((FIRST_SHARE, False), (1.0, True)):
         current = reschedule(compiled, names.tiles)
         wanted = names.missing([s for s in subjects(current.step) if all_kernels or not s.finishes])
@@ -86,8 +91,8 @@ def run(
             continue
         search = Search(current, bench, compile_, names.keep, start + share * seconds, say)
         results |= {r.subject.key: r for r in search.run(wanted, names.known)}
-        stopped = search.stopped or stopped
-    return StepResult(tuple(results.values()), time.monotonic() - start, stopped)
+        stopped, problems = search.stopped or stopped, problems + search.problems
+    return StepResult(tuple(results.values()), time.monotonic() - start, stopped, tuple(dict.fromkeys(problems)))
 
 
 def entries_of(compiled: Compiled) -> list[Entry]:
