@@ -96,6 +96,21 @@ class Tile:
 
 
 @dataclass(frozen=True)
+class DotTile:
+    """Sizes of a generated dot: see ``codegen.dot_program``. ``why`` says how they were chosen."""
+
+    rows: int
+    cols: int
+    depth: int
+    parts: int
+    programs: int
+    num_warps: int
+    num_stages: int
+    group: int = 8
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class Target:
     """Where a root goes: element offset in a buffer, affine in the nest's axes (and ``chunk`` for partials)."""
 
