@@ -87,6 +87,7 @@ def fuse(
     target: str = "auto",
     strict: bool = False,
     max_specializations: int = 8,
+    dots: str = "library",
     **kwargs: Any,
 ) -> Any:
     """Fuse a module or function for calls like ``fn(*args, **kwargs)``.
@@ -99,6 +100,8 @@ def fuse(
         strict: an error instead of running unconverted ATen ops as they are inside the plan.
         max_specializations: how many programs may be made for calls that differ in their sizes alone, where sizes
             cannot share one; further sizes run the original ops, with a warning.
+        dots: how matrix products run: ``library``, or ``auto`` (generated kernels that also compute what follows from
+            the product, where these are predicted to be faster; the library's elsewhere).
         **kwargs: example keyword arguments of the call.
 
     Returns:
@@ -116,7 +119,7 @@ def fuse(
     original = getattr(fn, "__megafuse__", None)
     callee = original.original if original is not None else fn.forward if isinstance(fn, nn.Module) else fn
     engine = Engine(
-        callee, Options(target, strict=strict, max_specializations=max_specializations)
+        callee, Options(target, strict=strict, max_specializations=max_specializations, dots=dots)
     )  # a module's hooks run around its forward
     try:
         engine.bound(args, kwargs)

@@ -28,12 +28,14 @@ from megafuse.compiler.situation import reason_for_original
 from megafuse.compiler.watch import ModuleWatch
 from megafuse.core.device import DeviceSpec, device_spec
 from megafuse.core.errors import InputError, LaunchError, NotFusableError, TargetError, UnsupportedError
+from megafuse.fusion.epilogue import DotRule
 from megafuse.runtime.autograd import apply, share_memory
 from megafuse.runtime.binding import Binder, BindingKey
 from megafuse.runtime.device import live_device_spec
 
 DEFAULT_ARCH = 90
 MOST_UNFIT = 4  # structures in a row that could not be captured: then the original serves all calls
+DOTS = ("library", "auto")
 TARGETS = ("auto", "cuda", "interpret")
 
 
@@ -46,6 +48,8 @@ class Options:
     """How to fuse. ``target``: auto, cuda or interpret. ``backend``: triton or numpy (numpy only under interpret).
 
     ``max_specializations``: how many programs may be made for calls that differ in their sizes alone and share none.
+    ``dots``: "library" (matrix products are library calls) or "auto" (generated ones, which take in what follows, where
+    these are predicted to win).
     """
 
     target: str = "auto"
@@ -53,10 +57,13 @@ class Options:
     strict: bool = False
     poison: bool | None = None
     max_specializations: int = 8
+    dots: str = "library"
 
     def __post_init__(self) -> None:
         if self.target not in TARGETS:
             raise InputError(f"unknown target {self.target!r}", hint=f"use one of {', '.join(TARGETS)}")
+        if self.dots not in DOTS:
+            raise InputError(f"unknown way to run dots: {self.dots!r}", hint=f"use one of {', '.join(DOTS)}")
         if self.max_specializations < 1:
             raise InputError(f"max_specializations={self.max_specializations}", hint="give 1 or more")
 
@@ -263,7 +270,7 @@ def _bind(
 
     def make(captured: Captured, scalars: Sequence[Scalar] = ()) -> Program:
         getter.check_same_places(captured.leaves)
-        compiled = compile_captured(captured, spec)
+        compiled = compile_captured(captured, spec, dots=DotRule(options.dots == "auto", key.flags.tf32))
         program = Program(compiled, compiled.artifact(backend, interpreted=target == "interpret"), scalars)
         structure.engine.generations += 1
         return program

@@ -19,6 +19,7 @@ class Units:
     """Anchors and library calls, numbered in topological order. ``needs[u]``: the set of units that ``u`` reads."""
 
     of_anchor: Mapping[Anchor, int]
+    of_call: Mapping[Node, int]
     needs: tuple[int, ...]
 
 
@@ -28,6 +29,7 @@ def number_units(graph: Graph, anchors: Anchors) -> Units:
     for one in anchors.order:
         by_node.setdefault(one.node, []).append(one)
     of_anchor: dict[Anchor, int] = {}
+    of_call: dict[Node, int] = {}
     needs: list[int] = []
     read: dict[Node, int] = {}  # the units that an evaluation of a node reads: its own where it is in memory
     for node in graph.nodes:
@@ -37,9 +39,11 @@ def number_units(graph: Graph, anchors: Anchors) -> Units:
             own |= 1 << len(needs)
             if anchor is not None:
                 of_anchor[anchor] = len(needs)
+            else:
+                of_call[node] = len(needs)
             needs.append(below if anchor is None or anchor.part is None else read[anchor.value])
         read[node] = own or below
-    return Units(of_anchor, tuple(needs))
+    return Units(of_anchor, of_call, tuple(needs))
 
 
 class Dependencies:

@@ -131,8 +131,25 @@ class PhaseSchedule:
 
 
 @dataclass(frozen=True)
+class DotPart:
+    """The product of a kernel: ``node`` is ``a @ b (+ bias)`` on views ``[P, M, K]`` and ``[P, K, N]``.
+
+    The kernel's one phase is the epilogue: its fixed axes are P, its loop axes M, its columns N. ``descriptors``: the
+    target has a tensor copy engine.
+    """
+
+    node: Node
+    a: View
+    b: View
+    bias: View | None
+    tile: DotTile
+    tf32: bool = False
+    descriptors: bool = False
+
+
+@dataclass(frozen=True)
 class KernelSchedule:
-    """One kernel: its phases and the buffers it reads and writes, in parameter order."""
+    """One kernel: its phases and the buffers it reads and writes, in parameter order. ``dot``: what it multiplies."""
 
     name: str
     phases: tuple[PhaseSchedule, ...]
@@ -142,6 +159,7 @@ class KernelSchedule:
     num_stages: int
     dram_bytes: int
     doc: tuple[str, ...] = field(default=())
+    dot: DotPart | None = None
 
     @property
     def args(self) -> tuple[str, ...]:
