@@ -10,10 +10,21 @@ from typing import Any
 from megafuse.core.device import DeviceSpec
 from megafuse.explanation.eager import call_seconds
 from megafuse.explanation.records import Call, KernelInfo, LibraryInfo, PhaseInfo, TensorInfo
+from megafuse.fusion.epilogue import DotRule, slower_by
 from megafuse.ir.graph import Node
 from megafuse.ir.trace import Trace
 from megafuse.ir.types import Dot, Opaque, Origin
-from megafuse.schedule.types import Buffer, DotCall, KernelSchedule, Launch, OpaqueCall, PhaseSchedule, Step, View
+from megafuse.schedule.types import (
+    Buffer,
+    DotCall,
+    DotPart,
+    KernelSchedule,
+    Launch,
+    OpaqueCall,
+    PhaseSchedule,
+    Step,
+    View,
+)
 
 
 @dataclass
@@ -49,6 +60,9 @@ class StepReader:
         costs = [self.cost(p.trace) for p in kernel.phases]
         memory = kernel.dram_bytes / self.device.dram_bandwidth + sum(c for _, c in costs) / self.device.l2_bandwidth
         work = sum(r for r, _ in costs) / self.device.fp32_rate
+        seconds = self.device.launch_seconds + max(memory, work)
+        if kernel.dot is not None:
+            seconds = self._product_seconds(kernel.dot, kernel.dram_bytes)
         return KernelInfo(
             name=kernel.name,
             forward=forward,
@@ -58,8 +72,18 @@ class StepReader:
             phases=tuple(map(_phase, kernel.phases)),
             num_warps=kernel.num_warps,
             dram_bytes=kernel.dram_bytes,
-            seconds=self.device.launch_seconds + max(memory, work),
+            seconds=seconds,
+            product=_product(kernel.dot) if kernel.dot else "",
+            flops=_flops(kernel.dot) if kernel.dot else 0,
         )
+
+    def _product_seconds(self, dot: DotPart, moved: int) -> float:
+        """The library's time for the product, what a generated one takes longer, and the epilogue's traffic."""
+        operands = self._view_bytes(dot.a) + self._view_bytes(dot.b)
+        dtype = self.buffers[dot.a.buffer].dtype.value
+        library = call_seconds(self.device, operands, _flops(dot), dtype)
+        slower = slower_by(dot.node, self.device, DotRule(tf32=dot.tf32))
+        return library + slower + (moved - operands) / self.device.dram_bandwidth
 
     def _dot(self, call: DotCall, forward: bool) -> LibraryInfo:
         batch, m, k = call.a.shape
@@ -99,6 +123,16 @@ class StepReader:
     def _view_bytes(self, view: View) -> int:
         touched = math.prod(n for n, s in zip(view.shape, view.strides, strict=True) if s != 0)
         return touched * self.buffers[view.buffer].dtype.size
+
+
+def _flops(dot: DotPart) -> int:
+    problems, rows, inner = dot.a.shape
+    return int(2 * problems * rows * inner * dot.b.shape[2])
+
+
+def _product(dot: DotPart) -> str:
+    bias = f" + {dot.bias.buffer}" if dot.bias else ""
+    return f"{dot.a.buffer} @ {dot.b.buffer}{bias}: {list(dot.a.shape)} x {list(dot.b.shape)}"
 
 
 def _phase(phase: PhaseSchedule) -> PhaseInfo:

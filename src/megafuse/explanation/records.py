@@ -35,7 +35,10 @@ class PhaseInfo:
 
 @dataclass(frozen=True)
 class KernelInfo:
-    """A generated kernel. ``sources``: the user's lines that it computes; ``seconds`` include the launch."""
+    """A generated kernel. ``sources``: the user's lines that it computes; ``seconds`` include the launch.
+
+    ``product``: the matrix product in which it starts, if any, and ``flops`` those of that product.
+    """
 
     name: str
     forward: bool
@@ -46,6 +49,8 @@ class KernelInfo:
     num_warps: int
     dram_bytes: int
     seconds: float
+    product: str = ""
+    flops: int = 0
 
 
 @dataclass(frozen=True)
@@ -138,13 +143,13 @@ class PlanInfo:
 
     @property
     def dot_seconds(self) -> float:
-        """The part of ``seconds`` that the library products take."""
+        """The part of ``seconds`` that the library products take; those of generated kernels are not told apart."""
         return sum(c.seconds for c in self.dots)
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of the library products of one step."""
-        return sum(c.flops for c in self.dots)
+        """Floating-point operations of the matrix products of one step."""
+        return sum(c.flops for c in self.calls)
 
     @property
     def saved_bytes(self) -> int:

@@ -42,11 +42,13 @@ def format_plan(plan: PlanInfo) -> str:
 def format_summary(plan: PlanInfo) -> str:
     """Totals of one binding beside eager's estimate; all of it predicted, nothing measured."""
     cover = plan.coverage
+    products = sum(bool(k.product) for k in plan.kernels)
+    inside = f" by the library, {products} in generated kernels" if products else ""
     lines = [
         "totals (predicted, not measured)",
         f"  floating-point ops other than dots: {cover.generated} in generated kernels, {cover.opaque} opaque "
         f"({100 * cover.share:.1f} % generated)",
-        f"  dots: {len(plan.dots)}, {quantity(plan.flops, 'flop')}, {quantity(plan.dot_seconds, 's')}",
+        f"  dots: {len(plan.dots)}{inside}, {quantity(plan.flops, 'flop')}, {quantity(plan.dot_seconds, 's')}",
         f"  plan:  {len(plan.calls):3} calls, DRAM traffic {quantity(plan.dram_bytes, 'B')}, time "
         f"{quantity(plan.seconds, 's')}",
     ]
@@ -74,6 +76,7 @@ def _call_lines(call: Call) -> list[str]:
         where = f"    {call.where}" if call.where else ""
         return [f"  {call.call}  {call.what}  ({cost})", *([where] if where else [])]
     lines = [f"  {call.name}  ({cost}, {call.num_warps} warps)"]
+    lines += [f"    multiplies {call.product}"] if call.product else []
     lines += [f"    computes {s}" for s in call.sources[:MAX_SOURCES]]
     if len(call.sources) > MAX_SOURCES:
         lines.append(f"    and {len(call.sources) - MAX_SOURCES} more lines")

@@ -99,7 +99,9 @@ def cover_options(
                 break
         else:
             break
-    return (*found, *(_with_epilogues(plan, best, extra) if dots.fuse else ()))
+    fused = _with_epilogues(plan, best, extra) if dots.fuse else []
+    names = {o.name for o in fused}  # where nothing was taken in, these are the best ones with the reasons
+    return (*(o for o in found if o.name not in names), *fused)
 
 
 @dataclass(frozen=True)

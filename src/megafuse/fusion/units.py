@@ -6,7 +6,7 @@ A set of units is an integer with bit ``u`` for unit ``u``: to unite or compare 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from megafuse.fusion.anchors import Anchors
 from megafuse.ir.graph import Graph, Node
@@ -19,8 +19,8 @@ class Units:
     """Anchors and library calls, numbered in topological order. ``needs[u]``: the set of units that ``u`` reads."""
 
     of_anchor: Mapping[Anchor, int]
-    of_call: Mapping[Node, int]
     needs: tuple[int, ...]
+    of_call: Mapping[Node, int] = field(default_factory=dict)
 
 
 def number_units(graph: Graph, anchors: Anchors) -> Units:
@@ -43,7 +43,7 @@ def number_units(graph: Graph, anchors: Anchors) -> Units:
                 of_call[node] = len(needs)
             needs.append(below if anchor is None or anchor.part is None else read[anchor.value])
         read[node] = own or below
-    return Units(of_anchor, of_call, tuple(needs))
+    return Units(of_anchor, tuple(needs), of_call)
 
 
 class Dependencies:

@@ -117,14 +117,17 @@ class KernelMaker:
             trace = replace(trace, roots={Root(Anchor(dot), product.index): product, **trace.roots})
         tiled = {load.node for load in trace.loads() if load.axes == product.axes and load is not product}
         problems, rows, cols = dot.shape
-        shape = (problems, rows, cols, dot.args[0].shape[-1])
-        tile = choose_dot_tile(shape, dot.dtype, self.device, len(tiled) + 1)
+        tile = choose_dot_tile((problems, rows, cols, dot.args[0].shape[-1]), dot.dtype, self.device, len(tiled) + 1)
         loop = tuple(a for a in nest.space.rows if a.name not in fixed)
         held = Tile(
-            tile.rows, tile.rows, (tile.cols // tile.parts,), col_grid=True, num_warps=tile.num_warps,
-            num_stages=tile.num_stages, why=f"epilogue of a product [{problems}, {rows}, {shape[3]}] x "
-            f"[{problems}, {shape[3]}, {cols}]; {tile.why}",
-        )  # fmt: skip
+            row_tile=tile.rows,
+            rows_per_chunk=tile.rows,
+            pieces=(tile.cols // tile.parts,),
+            col_grid=True,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+            why=f"{tile.parts} pieces of the product's tiles; {tile.why}",
+        )
         stores = tuple(s for root in trace.roots for s in self._store(root))
         phase = PhasePlan(trace, tuple(a for a in nest.space.rows if a.name in fixed), loop, held, stores)
         operands = tuple(dict.fromkeys(memory_of(a, self.cover.materialised) for a in dot.args))
