@@ -73,7 +73,7 @@ def walk(program: DotProgram) -> list[tuple[int, int, int]]:
     stop = next(n for n, line in enumerate(lines) if line.startswith("pid_n"))
     found = []
     for tile in range(program.tiles):
-        scope: dict[str, int] = {"tile": tile, "p": 0}
+        scope: dict[str, int] = {"tile": tile, "p": 0, "zero": 0}
         exec("\n".join(lines[start + 1 : stop + 1]), {"min": min}, scope)
         found.append((scope["p"], scope["pid_m"], scope["pid_n"]))
     return found

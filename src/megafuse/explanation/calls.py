@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from megafuse.core.device import DeviceSpec
 from megafuse.explanation.eager import call_seconds
 from megafuse.explanation.records import Call, KernelInfo, LibraryInfo, PhaseInfo, TensorInfo
-from megafuse.fusion.epilogue import DotRule, slower_by
 from megafuse.ir.graph import Node
 from megafuse.ir.trace import Trace
 from megafuse.ir.types import Dot, Opaque, Origin
@@ -29,11 +28,16 @@ from megafuse.schedule.types import (
 
 @dataclass
 class StepReader:
-    """Describes the calls of one step. ``cost`` gives (weighted results, L2 bytes beside DRAM) of a trace."""
+    """Describes the calls of one step.
+
+    ``cost`` gives (weighted results, L2 bytes beside DRAM) of a trace; ``slower`` the seconds by which a generated
+    product (in TF32 or not) is predicted to be slower than the library's.
+    """
 
     step: Step
     device: DeviceSpec
     cost: Any
+    slower: Callable[[Node, bool], float]
     origins: Mapping[str, Origin | None]
 
     def __post_init__(self) -> None:
@@ -82,8 +86,7 @@ class StepReader:
         operands = self._view_bytes(dot.a) + self._view_bytes(dot.b)
         dtype = self.buffers[dot.a.buffer].dtype.value
         library = call_seconds(self.device, operands, _flops(dot), dtype)
-        slower = slower_by(dot.node, self.device, DotRule(tf32=dot.tf32))
-        return library + slower + (moved - operands) / self.device.dram_bandwidth
+        return library + self.slower(dot.node, dot.tf32) + (moved - operands) / self.device.dram_bandwidth
 
     def _dot(self, call: DotCall, forward: bool) -> LibraryInfo:
         batch, m, k = call.a.shape

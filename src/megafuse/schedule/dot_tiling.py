@@ -33,32 +33,35 @@ _SHAPES = (
     _Shape(32, 64, 1, 4, 0.35),
     _Shape(16, 64, 1, 2, 0.2),
 )
+_PLAIN_SHAPES = (_Shape(64, 64, 1, 8, 1.0), _Shape(32, 64, 1, 4, 0.8), _Shape(16, 64, 1, 4, 0.5))  # IEEE fp32
+PLAIN_DEPTH_BYTES = 64
 DEPTH_BYTES = 128  # of a block along K: one line of the widest swizzle of shared memory
 MOST_STAGES = 4
 
 
 def choose_dot_tile(
-    shape: tuple[int, int, int, int], dtype: DType, device: DeviceSpec, spare_tiles: int = 1
+    shape: tuple[int, int, int, int], dtype: DType, device: DeviceSpec, spare_tiles: int = 1, tf32: bool = False
 ) -> DotTile:
     """The tile for ``[P, M, N, K]``.
 
-    ``spare_tiles``: how many tiles of the result's type shared memory must hold beside the operands, for what the
-    epilogue loads and stores.
+    ``spare_tiles``: how many pieces of the result shared memory must hold beside the operands, for what the epilogue
+    loads and stores. fp32 operands are multiplied without matrix units unless ``tf32``.
     """
-    best = max(_SHAPES, key=lambda s: _speed(s, shape, device) if _fits(s, dtype, device, spare_tiles) else -1.0)
-    depth = DEPTH_BYTES // dtype.size
+    plain = dtype is DType.F32 and not tf32
+    sizes = _Sizes(dtype, device, spare_tiles, PLAIN_DEPTH_BYTES if plain else DEPTH_BYTES)
+    fitting = [s for s in (_PLAIN_SHAPES if plain else _SHAPES) if sizes.fits(s)]
+    best = max(fitting, key=lambda s: _speed(s, shape, device))
     problems, rows, cols, _ = shape
     tiles = problems * ceil_div(rows, best.rows) * ceil_div(cols, best.cols)
-    why = f"{tiles} tiles on {device.sms} SMs"
     return DotTile(
         rows=best.rows,
         cols=best.cols,
-        depth=depth,
+        depth=sizes.depth_bytes // dtype.size,
         parts=best.parts,
-        programs=device.sms * _per_sm(best, dtype, device, spare_tiles),
+        programs=device.sms * sizes.per_sm(best),
         num_warps=best.warps,
-        num_stages=_stages(best, dtype, device, spare_tiles),
-        why=why,
+        num_stages=sizes.stages(best),
+        why=f"{tiles} tiles on {device.sms} SMs",
     )
 
 
@@ -70,29 +73,33 @@ def _speed(tile: _Shape, shape: tuple[int, int, int, int], device: DeviceSpec) -
     return tile.rate * problems * rows * cols / (waves * device.sms * tile.rows * tile.cols)
 
 
-def _stage_bytes(tile: _Shape) -> int:
-    return (tile.rows + tile.cols) * DEPTH_BYTES
+@dataclass(frozen=True)
+class _Sizes:
+    """Shared memory and registers that tiles take. ``depth_bytes``: of a block of an operand along K."""
 
+    dtype: DType
+    device: DeviceSpec
+    spare_tiles: int
+    depth_bytes: int
 
-def _room(tile: _Shape, dtype: DType, device: DeviceSpec, spare_tiles: int) -> int:
-    """Shared memory for operands."""
-    spare = tile.rows * tile.cols // tile.parts * dtype.size
-    return device.shared_per_block - RESERVED - spare_tiles * spare
+    def stage(self, tile: _Shape) -> int:
+        """Bytes of one block of each operand."""
+        return (tile.rows + tile.cols) * self.depth_bytes
 
+    def spare(self, tile: _Shape) -> int:
+        """Bytes that are not for operands."""
+        return RESERVED + self.spare_tiles * (tile.rows * tile.cols // tile.parts) * self.dtype.size
 
-def _stages(tile: _Shape, dtype: DType, device: DeviceSpec, spare_tiles: int) -> int:
-    return min(MOST_STAGES, _room(tile, dtype, device, spare_tiles) // _stage_bytes(tile))
+    def stages(self, tile: _Shape) -> int:
+        """Blocks in flight."""
+        return min(MOST_STAGES, (self.device.shared_per_block - self.spare(tile)) // self.stage(tile))
 
+    def fits(self, tile: _Shape) -> bool:
+        """Two blocks of the operands in flight, and the sums in half of the registers that a thread can have."""
+        return tile.rows * tile.cols <= 128 * 32 * tile.warps and self.stages(tile) >= 2
 
-def _fits(tile: _Shape, dtype: DType, device: DeviceSpec, spare_tiles: int) -> bool:
-    """Two blocks of the operands in flight, and the sums in a third of the registers that a thread can have."""
-    in_registers = tile.rows * tile.cols <= 128 * 32 * tile.warps
-    return in_registers and _stages(tile, dtype, device, spare_tiles) >= 2
-
-
-def _per_sm(tile: _Shape, dtype: DType, device: DeviceSpec, spare_tiles: int) -> int:
-    """Programs that fit on an SM at a time: by shared memory, and by registers at twice the sums."""
-    used = device.shared_per_block - _room(tile, dtype, device, spare_tiles)
-    used += _stages(tile, dtype, device, spare_tiles) * _stage_bytes(tile)
-    registers = tile.warps * 32 * (64 + 2 * tile.rows * tile.cols // (tile.warps * 32))
-    return max(1, min(device.shared_per_block // used, device.registers_per_sm // registers))
+    def per_sm(self, tile: _Shape) -> int:
+        """Programs that fit on an SM at a time: by shared memory, and by registers at twice the sums."""
+        used = self.spare(tile) + self.stages(tile) * self.stage(tile)
+        registers = tile.warps * 32 * (64 + 2 * tile.rows * tile.cols // (tile.warps * 32))
+        return max(1, min(self.device.shared_per_block // used, self.device.registers_per_sm // registers))

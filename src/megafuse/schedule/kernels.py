@@ -117,7 +117,9 @@ class KernelMaker:
             trace = replace(trace, roots={Root(Anchor(dot), product.index): product, **trace.roots})
         tiled = {load.node for load in trace.loads() if load.axes == product.axes and load is not product}
         problems, rows, cols = dot.shape
-        tile = choose_dot_tile((problems, rows, cols, dot.args[0].shape[-1]), dot.dtype, self.device, len(tiled) + 1)
+        tile = choose_dot_tile(
+            (problems, rows, cols, dot.args[0].shape[-1]), dot.dtype, self.device, len(tiled) + 1, self.cover.tf32
+        )
         loop = tuple(a for a in nest.space.rows if a.name not in fixed)
         held = Tile(
             row_tile=tile.rows,

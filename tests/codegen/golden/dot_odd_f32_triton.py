@@ -14,18 +14,19 @@ def dot_odd_f32(
 
     Product: 2 of [37, 29] x [29, 61]. 3 programs walk 4 tiles of 32 x 64, 16 deep; num_warps=4, num_stages=2.
     """
+    zero = tl.program_id(2) * 16384  # 0; not known to be, so indices are not narrowed to 16 bits (a ptxas fault)
     for tile in tl.range(tl.program_id(0), 4, 3):
-        p = tile // 2
-        at = tile % 2
-        pid_m = at % 2
-        pid_n = at // 2
+        p = (tile + zero) // 2
+        at = (tile + zero) % 2 + zero
+        pid_m = at % 2 + zero
+        pid_n = at // 2 + zero
         offs_m = (pid_m * 32 + tl.arange(0, 32))[:, None]
         offs_n = (pid_n * 64 + tl.arange(0, 64))[None, :]
         acc = tl.zeros((32, 64), tl.float32)
         for k in range(0, 29, 16):
-            offs_k_a = (k + tl.arange(0, 16))[None, :]
+            offs_k_a = (k + zero + tl.arange(0, 16))[None, :]
             a = tl.load(a_ptr + p * 1073 + offs_m * 29 + offs_k_a, mask=(offs_m < 37) & (offs_k_a < 29), other=0.0)
-            offs_k_b = (k + tl.arange(0, 16))[:, None]
+            offs_k_b = (k + zero + tl.arange(0, 16))[:, None]
             b = tl.load(b_ptr + p * 1769 + offs_n + offs_k_b * 61, mask=(offs_n < 61) & (offs_k_b < 29), other=0.0)
             acc = tl.dot(a, b, acc, input_precision="ieee")
         acc_0, acc_1 = acc.reshape(32, 2, 32).permute(0, 2, 1).split()

@@ -60,6 +60,7 @@ def dot_residual_bf16(
 
     Product: 3 of [200, 72] x [72, 136]. 3 programs walk 24 tiles of 64 x 128, 32 deep; num_warps=8, num_stages=2.
     """
+    zero = tl.program_id(2) * 16384  # 0; not known to be, so indices are not narrowed to 16 bits (a ptxas fault)
     a_desc = tl.make_tensor_descriptor(a_ptr, shape=[3, 200, 72], strides=[72, 216, 1], block_shape=[1, 64, 32])
     b_desc = tl.make_tensor_descriptor(b_ptr, shape=[3, 72, 136], strides=[9792, 136, 1], block_shape=[1, 32, 128])
     residual_desc = tl.make_tensor_descriptor(
@@ -67,11 +68,11 @@ def dot_residual_bf16(
     )
     y_desc = tl.make_tensor_descriptor(y_ptr, shape=[3, 200, 136], strides=[136, 408, 1], block_shape=[1, 64, 64])
     for tile in tl.range(tl.program_id(0), 24, 3, flatten=True):
-        p = tile // 8
-        at = tile % 8
+        p = (tile + zero) // 8
+        at = (tile + zero) % 8 + zero
         first_m = at // 4 * 2
-        pid_m = first_m + at % 4 % 2
-        pid_n = at % 4 // 2
+        pid_m = first_m + at % 2 + zero
+        pid_n = at // 2 % 2 + zero
         acc = tl.zeros((64, 128), tl.float32)
         for k in range(0, 72, 32):
             a = a_desc.load([p, pid_m * 64, k]).reshape(64, 32)

@@ -21,7 +21,7 @@ from megafuse.codegen.triton.loops import define_used
 from megafuse.codegen.triton.packed import pack
 from megafuse.codegen.triton.statements import Body
 from megafuse.codegen.triton.values import HALVES, Value
-from megafuse.codegen.walk import affines, noted, statements
+from megafuse.codegen.walk import affines, guards, noted, statements
 from megafuse.codegen.writer import Writer
 from megafuse.core.dtypes import DType
 
@@ -65,7 +65,7 @@ class _Printer:
         problem = namer.one(real[0] if len(real) == 1 else "problem")
         self.place = Place(problem, namer.one("pid_m"), namer.one("pid_n"), namer.one("k"))
         self.tile, self.zero, self.acc = namer.one("tile"), namer.one("zero"), namer.one(PRODUCT)
-        self.accesses = Accesses(program, self.place, namer)
+        self.accesses = Accesses(program, self.place, self.zero, namer)
 
     def run(self) -> str:
         """The kernel's text."""
@@ -110,25 +110,35 @@ class _Printer:
         self._epilogue(writer)
 
     def _position(self, writer: Writer) -> None:
-        """The problem, tile row and tile column of a tile; see the order in ``dot_program``."""
-        p, place, rest = self.program, self.place, self.tile
-        rows, cols = p.tile_rows, p.tile_cols
+        """The problem, tile row and tile column of a tile; see the order in ``dot_program``.
+
+        The hidden zero keeps these divisions from being narrowed to packed 16-bit arithmetic; see ``frame.ZERO``.
+        """
+        p, place = self.program, self.place
+        rows, cols, group = p.tile_rows, p.tile_cols, min(p.group, p.tile_rows)
+        rest, hidden = f"({self.tile} + {self.zero})", f" + {self.zero}" * self._is_tested()
         if p.problems != 1:
             writer.assign(place.problem, f"{rest} // {rows * cols}")
             rest = f"{rest} % {rows * cols}"
         at, first, high = (self.namer.one(name) for name in ("at", "first_m", "group_rows"))
-        group = min(p.group, rows)
-        writer.assign(at, rest)
+        writer.assign(at, f"{rest} + {self.zero}" if p.problems != 1 else rest[1:-1])
+        start, within, size = f"{first} + ", at, str(group)
         if rows == group:
-            writer.assign(place.pid_m, f"{at} % {rows}")
-            writer.assign(place.pid_n, f"{at} // {rows}")
-            return
-        writer.assign(first, f"{at} // {group * cols} * {group}")
+            start = ""
+        else:
+            writer.assign(first, f"{at} // {group * cols} * {group}")
         if rows % group:
             writer.assign(high, f"min({rows} - {first}, {group})")
-        size = high if rows % group else str(group)
-        writer.assign(place.pid_m, f"{first} + {at} % {group * cols} % {size}")
-        writer.assign(place.pid_n, f"{at} % {group * cols} // {size}")
+            within, size = f"{at} % {group * cols}", high
+        writer.assign(place.pid_m, f"{start}{within} % {size}{hidden}")
+        turn = f" % {cols}" * (rows != group and not rows % group)
+        writer.assign(place.pid_n, f"{within} // {size}{turn}{hidden}")
+
+    def _is_tested(self) -> bool:
+        """Whether masks compare rows or columns, whose small range would be known from the division of ``tile``."""
+        p, phase = self.program, self.phase
+        cut = phase.loop_size % p.block_m or phase.num_cols % p.block_n
+        return bool(cut) or any(guards(node) for node in statements(phase))
 
     def _epilogue(self, writer: Writer) -> None:
         """The epilogue's statements, once per piece of columns; a name means the same in every piece."""

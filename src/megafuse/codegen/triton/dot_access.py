@@ -65,7 +65,8 @@ class Descriptor:
 class Accesses:
     """Makes the accesses of one kernel. ``head`` holds the descriptors, ``described`` the buffers that they touch."""
 
-    def __init__(self, program: DotProgram, place: Place, namer: Namer) -> None:
+    def __init__(self, program: DotProgram, place: Place, zero: str, namer: Namer) -> None:
+        self.zero = zero  # hides small ranges of indices that are compared
         self.program, self.phase, self.place, self.namer = program, program.epilogue, place, namer
         self.head = Writer(1)
         self.described: set[str] = set()
@@ -102,11 +103,12 @@ class Accesses:
         masks = [f"({outer} < {size!r})"] * bool(size % block) + [f"({depth} < {p.inner!r})"] * bool(
             p.inner % p.block_k
         )
+        hidden = f"{self.zero} + " * bool(p.inner % p.block_k)
         masked = f", mask={' & '.join(masks)}, other=0.0" if masks else ""
         return Operand(
             (Definition(outer, f"({first} + tl.arange(0, {block})){spread[0]}"),),
             (
-                Definition(depth, f"({self.place.k} + tl.arange(0, {p.block_k})){spread[1]}"),
+                Definition(depth, f"({self.place.k} + {hidden}tl.arange(0, {p.block_k})){spread[1]}"),
                 Definition(name, f"tl.load({pointer}{masked})"),
             ),
             name,
