@@ -96,6 +96,7 @@ def fuse(
     max_specializations: int = 8,
     tune: bool | None = None,
     plan: str | os.PathLike[str] | None = None,
+    dots: str = "library",
     **kwargs: Any,
 ) -> Any:
     """Fuse a module or function for calls like ``fn(*args, **kwargs)``.
@@ -114,6 +115,8 @@ def fuse(
         plan: a file that ``megafuse tune --export`` wrote: its tiles, and no others, are taken. The environment
             variable ``MEGAFUSE_PLAN`` names one for all calls; ``MEGAFUSE_REQUIRE_PLAN=1`` makes a kernel without an
             entry an error.
+        dots: how matrix products run: ``library``, or ``auto`` (generated kernels that also compute what follows from
+            the product, where these are predicted to be faster; the library's elsewhere).
         **kwargs: example keyword arguments of the call.
 
     Returns:
@@ -137,6 +140,7 @@ def fuse(
         max_specializations=max_specializations,
         tune=tune,
         plan=None if plan is None else os.fspath(plan),
+        dots=dots,
     )
     engine = make_engine(callee, options)  # a module's hooks run around its forward
     try:

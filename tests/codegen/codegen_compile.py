@@ -15,6 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from codegen_blocks import Case
+from codegen_dots import dot_cases, production_cases
 from codegen_joint import joint_cases, rounding_cases
 from codegen_maps import map_cases
 from codegen_programs import cases, other_cases
@@ -51,13 +52,15 @@ def compile_case(case: Case, folder: Path) -> dict[str, Any]:
     ptx = compiled.asm["ptx"]
     vectors = sorted(set(re.findall(r"(?:ld|st)\.global\S*\.(v\d\.b\d+)", ptx)))
     found = {"name": case.name, "shared": compiled.metadata.shared, "vectors": vectors}
+    found["wgmma"], found["tma"] = "wgmma.mma_async" in ptx, "cp.async.bulk.tensor" in ptx
     found["packed_adds"] = len(re.findall(r"add\.s16x2", ptx))
     return {**found, **resources(compiled.asm["cubin"], folder)}
 
 
 def every_case() -> list[Case]:
     """What is compiled: bf16 programs, and those on other types."""
-    return [*cases(DType.BF16), *joint_cases(DType.BF16), *rounding_cases(DType.BF16), *other_cases(), *map_cases()]
+    tiles = [*cases(DType.BF16), *joint_cases(DType.BF16), *rounding_cases(DType.BF16), *other_cases(), *map_cases()]
+    return [*tiles, *dot_cases(DType.BF16), *production_cases()]
 
 
 def main() -> None:

@@ -19,6 +19,11 @@ def test_triton_texts_compile_for_hopper():
     assert not spilled
     assert not [name for name, record in found.items() if record["packed_adds"]], "ptxas loses constants of these"
     assert found["layer_norm_backward_bf16_1280_1"]["registers"] <= 96
+    production = {name: r for name, r in found.items() if name.startswith("production_")}
+    assert len(production) == 7
+    for name, record in production.items():
+        assert record["shared"] <= 227 * 1024 and record["registers"] <= 200, name
+        assert record["wgmma"] and record["tma"], f"{name} uses the tensor cores and the copy engine"
     wide = ["layer_norm_bf16_1280", "layer_norm_backward_bf16_1280_1"]
     wide += ["mixing_bf16_16"] if pytest.importorskip("codegen_versions").READS_SMALL_TILES_IN_VECTORS else []
     for name in wide:

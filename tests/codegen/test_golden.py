@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from codegen_dots import dot_cases
 from codegen_joint import joint_cases, rounding_cases
 from codegen_maps import map_cases
 from codegen_programs import cases, other_cases
@@ -22,6 +23,7 @@ FLOATS = (DType.BF16, DType.F32)
 EVERY = (
     *(case for dtype in FLOATS for case in (*cases(dtype), *joint_cases(dtype))),
     *rounding_cases(DType.BF16),
+    *(case for dtype in FLOATS for case in dot_cases(dtype, descriptors=True)),
     *other_cases(),
     *map_cases(),
 )
@@ -38,6 +40,8 @@ NAMES = (
     "joint_sums_bf16_4_16_16_16",
     "rounding_bf16_20",
     "maps_f32",
+    "dot_residual_bf16",
+    "dot_odd_f32",
 )
 PRINTERS = {"triton": print_triton, "numpy": print_numpy}
 

@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from codegen_blocks import Case
+from codegen_dots import dot_cases
 from codegen_joint import joint_cases, rounding_cases
 from codegen_maps import map_cases
 from codegen_programs import cases, other_cases
 from codegen_running import differences, entry
 from megafuse.codegen.triton import print_kernel
 from megafuse.core.dtypes import DType
+from megafuse.runtime.shim import cuda_launcher
 
 FLOATS = (DType.F32, DType.F16, DType.BF16)
 EVERY = [
@@ -24,6 +26,9 @@ EVERY = [
     *other_cases(),
     *map_cases(),
 ]
+
+
+DOTS = [case for dtype in FLOATS for described in (False, True) for case in dot_cases(dtype, described)]
 
 
 def to_device(array: np.ndarray) -> torch.Tensor:
@@ -48,3 +53,25 @@ def test_triton_text_matches_the_reference(case: Case, tmp_path: Path):
     outputs = {name: to_host(tensor) for name, tensor in tensors.items()}
     found = differences(outputs, case, flushed=True)
     assert not found, "\n".join(found)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", DOTS, ids=lambda case: f"{case.name}-{case.program.descriptors}")
+def test_products_match_the_reference(case: Case):
+    tensors = {name: to_device(array) for name, array in case.arrays().items()}
+    cuda_launcher(print_kernel(case.program))(*tensors.values())
+    found = differences({name: to_host(tensor) for name, tensor in tensors.items()}, case, flushed=True)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.gpu
+def test_tensors_that_no_descriptor_can_describe_are_multiplied_too():
+    (case,) = [c for c in dot_cases(DType.BF16, descriptors=True) if c.name == "dot_residual_bf16"]
+    source = print_kernel(case.program)
+    assert source.aligned
+    tensors = {}
+    for name, array in case.arrays().items():  # every tensor starts two bytes after a multiple of 16
+        tensors[name] = torch.empty(array.size + 1, dtype=torch.bfloat16, device="cuda")[1:]
+        tensors[name].copy_(to_device(array))
+    cuda_launcher(source)(*tensors.values())
+    assert not differences({name: to_host(tensor) for name, tensor in tensors.items()}, case)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from codegen_blocks import Case
+from codegen_dots import dot_cases
 from codegen_joint import joint_cases, rounding_cases
 from codegen_maps import map_cases
 from codegen_programs import cases, other_cases
@@ -19,7 +20,7 @@ from megafuse.runtime.shim import interpreted_launcher
 
 FLOATS = (DType.F32, DType.F16, DType.BF16)
 EVERY = [
-    *(case for dtype in FLOATS for case in (*cases(dtype), *joint_cases(dtype))),
+    *(case for dtype in FLOATS for case in (*cases(dtype), *joint_cases(dtype), *dot_cases(dtype))),
     *(case for through in (DType.BF16, DType.F16) for case in rounding_cases(through)),
     *other_cases(),
     *map_cases(),

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -192,3 +194,45 @@ def test_offline_compilation_of_other_text() -> None:
     with pytest.raises(TargetError, match="numpy text"):
         compile_offline([numpy])
     assert compile_offline([]) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "capability", "skip", "expected"),
+    [((3, 4), (9, 0), 0, "described"), ((3, 9), (10, 0), 0, "described"), ((3, 3), (9, 0), 0, "plain"),
+     ((3, 6), (8, 0), 0, "plain"), ((3, 6), (9, 0), 1, "plain")],
+)  # fmt: skip
+def test_descriptors_are_made_of_aligned_tensors_where_there_are_any(
+    monkeypatch: pytest.MonkeyPatch, version, capability, skip, expected
+):
+    monkeypatch.setattr(shim, "triton_version", lambda: version)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    called: list[str] = []
+    launch = shim.described_launcher(
+        dataclasses.replace(source(), aligned=(1,)),
+        lambda *t: called.append("described"),
+        lambda *t: called.append("plain"),
+    )
+    base = torch.empty(64)
+    first = 4 * (base.data_ptr() % 16 != 0)
+    launch(base[first + 1 :], base[first + skip :])  # what no descriptor is made of may lie anywhere
+    assert called == [expected]
+
+
+def test_descriptors_get_memory_from_pytorch_in_any_thread():
+    pytest.importorskip("triton")
+    allocation = pytest.importorskip("triton.runtime._allocation")
+    found = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *tensors, **options: found.append(allocation._allocator.get()(64, 16, None))
+
+    launch = shim._Launch.__new__(shim._Launch)
+    launch.kernel, launch.source = Kernel(), dataclasses.replace(source(), aligned=(0,))
+    before = allocation._allocator.get()
+    thread = threading.Thread(target=launch.plain, args=(torch.empty(4),))
+    thread.start()
+    thread.join()
+    launch.plain(torch.empty(4))
+    assert [(t.numel(), t.dtype) for t in found] == [(64, torch.int8)] * 2
+    assert allocation._allocator.get() is before, "the user's allocator stays"

@@ -18,6 +18,9 @@ class KernelSource:
     ``text`` is a complete Python module: it needs triton (or numpy and ml_dtypes) and nothing of megafuse.
     ``dims`` are the open sizes, integer arguments behind the pointers, and ``grid`` may depend on them; ``sizes`` are
     their values once these are known (``at``).
+
+    ``aligned``: positions in params of tensors that must start at a multiple of 16 bytes, since tensor descriptors are
+    made of them; ``fallback`` then serves other tensors, and versions of Triton without descriptors.
     """
 
     entry: str
@@ -30,6 +33,8 @@ class KernelSource:
     writes: tuple[int, ...] = ()  # positions in params of buffers that the kernel writes
     dims: tuple[str, ...] = ()
     sizes: tuple[int, ...] = ()
+    aligned: tuple[int, ...] = ()
+    fallback: KernelSource | None = None
 
     def at(self, values: Mapping[str, int]) -> KernelSource:
         """The kernel for given values of the open sizes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from megafuse.codegen.dot_program import PRODUCT, DotProgram, Matrices
 from megafuse.codegen.program import (
     ColReduce,
     Compute,
@@ -26,21 +27,60 @@ from megafuse.codegen.program import (
 from megafuse.core.dtypes import DType
 from megafuse.core.sizes import huge
 from megafuse.ir.graph import Node
-from megafuse.ir.index import combine
+from megafuse.ir.index import axis_index, combine
 from megafuse.ir.nest import Root
 from megafuse.ir.trace import Inst
 from megafuse.ir.types import Reduce
-from megafuse.schedule.types import Buffer, KernelSchedule, PhaseSchedule, Target
+from megafuse.schedule.types import Buffer, DotPart, KernelSchedule, PhaseSchedule, Target, View
+
+BIASED = "biased"  # the product and its bias, in fp32
 
 
-def lower_kernel(kernel: KernelSchedule, buffers: Mapping[str, Buffer], names: Mapping[Node, str]) -> TileProgram:
+def lower_kernel(
+    kernel: KernelSchedule, buffers: Mapping[str, Buffer], names: Mapping[Node, str]
+) -> TileProgram | DotProgram:
     """Lower one kernel.
 
     ``buffers`` by name give layouts; ``names`` gives the buffer of each node that the kernel loads.
     """
-    phases = tuple(_PhaseLowering(p, buffers, names).run(f"phase {n}") for n, p in enumerate(kernel.phases))
     params = tuple(_param(buffers[b], b in kernel.writes) for b in kernel.args)
+    if kernel.dot is not None:
+        return _lower_dot(kernel, kernel.dot, params, buffers, names)
+    phases = tuple(_PhaseLowering(p, buffers, names).run(f"phase {n}") for n, p in enumerate(kernel.phases))
     return TileProgram(kernel.name, kernel.doc, params, phases, kernel.num_warps, kernel.num_stages)
+
+
+def _lower_dot(
+    kernel: KernelSchedule,
+    dot: DotPart,
+    params: tuple[Param, ...],
+    buffers: Mapping[str, Buffer],
+    names: Mapping[Node, str],
+) -> DotProgram:
+    """A product with its epilogue: where a nest would load the product, the tile of sums is rounded instead."""
+    lowering = _PhaseLowering(kernel.phases[0], buffers, names, dot)
+    return DotProgram(
+        name=kernel.name,
+        doc=kernel.doc,
+        params=params,
+        a=_matrices(dot.a),
+        b=_matrices(dot.b),
+        inner=dot.a.shape[2],
+        block_k=dot.tile.depth,
+        parts=dot.tile.parts,
+        epilogue=lowering.run("epilogue"),
+        programs=dot.tile.programs,
+        num_warps=kernel.num_warps,
+        num_stages=kernel.num_stages,
+        group=dot.tile.group,
+        tf32=dot.tf32,
+        descriptors=dot.descriptors,
+    )
+
+
+def _matrices(view: View) -> Matrices:
+    problem, row, col = view.strides
+    return Matrices(view.buffer, (problem, row, col), view.offset)
 
 
 def _param(buffer: Buffer, written: bool) -> Param:
@@ -53,6 +93,7 @@ class _PhaseLowering:
     phase: PhaseSchedule
     buffers: Mapping[str, Buffer]
     names: Mapping[Node, str]
+    dot: DotPart | None = None
     values: dict[Inst, str] = field(default_factory=dict)
     taken: dict[str, int] = field(default_factory=dict)
 
@@ -65,7 +106,7 @@ class _PhaseLowering:
         stored = {self.trace.roots[root] for root in self.targets}
         used = {a for i in self.trace.insts for a in i.args if not (i.kind == "cast" and i.dtype is DType.F32)}
         self.kept = stored | used  # 16-bit values that are more than a rounding on the way
-        self.taken = dict.fromkeys(self.buffers, 1)
+        self.taken = dict.fromkeys((*self.buffers, PRODUCT, BIASED, "bias", "wide_bias"), 1)
         counts: dict[Node, int] = {}
         for load in self.trace.loads():
             counts[load.node] = counts.get(load.node, 0) + 1
@@ -73,7 +114,7 @@ class _PhaseLowering:
 
     def run(self, title: str) -> Phase:
         tile = self.phase.tile
-        passes = self._looped_passes() if tile.col_block else (Pass(tuple(self._body(self.trace.insts))),)
+        passes = self._looped_passes() if tile.col_block else (self._one_pass(),)
         return Phase(
             title=title,
             fixed=self.phase.fixed,
@@ -87,6 +128,27 @@ class _PhaseLowering:
             col_grid=tile.col_grid,
             hoist=tile.hoist,
         )
+
+    def _one_pass(self) -> Pass:
+        return Pass((*self._biased(), *self._body(self.trace.insts)))
+
+    # --- products ---------------------------------------------------------------------------------------------------
+
+    def _sums(self) -> str:
+        """The product before its rounding."""
+        return BIASED if self.dot is not None and self.dot.bias is not None else PRODUCT
+
+    def _biased(self) -> list[Statement]:
+        """The bias that is added before the rounding."""
+        if self.dot is None or self.dot.bias is None:
+            return []
+        view, dtype = self.dot.bias, self.buffers[self.dot.bias.buffer].dtype
+        index = axis_index(self.trace.nest.space.cols).scale(view.strides[0]).shift(view.offset)
+        return [
+            Load("bias", view.buffer, index, Level.COL, dtype),
+            Convert("wide_bias", "bias", Level.COL, dtype, DType.F32),
+            Compute(BIASED, "add", (PRODUCT, "wide_bias"), Level.TILE, DType.F32, DType.F32),
+        ]
 
     # --- statements -------------------------------------------------------------------------------------------------
 
@@ -127,6 +189,8 @@ class _PhaseLowering:
         level = self.level(inst)
         if inst.kind == "const":
             return None
+        if inst.kind == "load" and self.dot is not None and inst.node is self.dot.node:
+            return Convert(self._name(inst, "product"), self._sums(), level, DType.F32, inst.dtype)
         if inst.kind == "load":
             buffer = self.buffers[self.names[inst.node]]
             dst = self._name(inst, buffer.name)

@@ -16,6 +16,7 @@ from typing import Any
 from megafuse.capture.api import capture
 from megafuse.capture.types import Captured
 from megafuse.codegen.artifact import Artifact, KernelSource
+from megafuse.codegen.dot_program import DotProgram
 from megafuse.codegen.host import print_host
 from megafuse.codegen.lower import lower_kernel
 from megafuse.codegen.numpy import print_kernel as print_numpy
@@ -24,6 +25,7 @@ from megafuse.codegen.triton import print_kernel as print_triton
 from megafuse.core.device import DeviceSpec
 from megafuse.core.errors import InputError, MegafuseError, VerifyError
 from megafuse.core.sizes import OpenSize
+from megafuse.fusion.epilogue import LIBRARY, DotRule
 from megafuse.fusion.plan import Cover
 from megafuse.fusion.planner import CoverOption, cover_options
 from megafuse.ir.copies import with_copies
@@ -53,7 +55,7 @@ class Compiled:
     graph: Graph
     cover: Cover
     step: Step
-    programs: tuple[TileProgram, ...]
+    programs: tuple[TileProgram | DotProgram, ...]
     device: DeviceSpec
     selection: Selection
     seconds: dict[str, float] = field(default_factory=dict, compare=False)
@@ -129,6 +131,7 @@ def compile_call(
     *,
     strict: bool = False,
     known: Known = nothing_known,
+    dots: DotRule = LIBRARY,
 ) -> Compiled:
     """Run all stages up to tile programs for one example call.
 
@@ -138,11 +141,15 @@ def compile_call(
     """
     clock = _Clock()
     captured: Captured = clock.time("capture", capture, fn, args, kwargs, strict=strict)
-    return compile_captured(captured, device, clock, known)
+    return compile_captured(captured, device, clock, known, dots)
 
 
 def compile_captured(
-    captured: Captured, device: DeviceSpec, clock: _Clock | None = None, known: Known = nothing_known
+    captured: Captured,
+    device: DeviceSpec,
+    clock: _Clock | None = None,
+    known: Known = nothing_known,
+    dots: DotRule = LIBRARY,
 ) -> Compiled:
     """Run the stages behind capture. ``known(key)``: tiles to take for a kernel in place of the heuristic's."""
     clock = clock or _Clock()
@@ -152,7 +159,7 @@ def compile_captured(
     verify(graph)
     graph = with_copies(graph, captured.out_alias, captured.out_shared)
     wanted = wanted_strides(graph, captured.out_strides)
-    options: tuple[CoverOption, ...] = clock.run("fusion", cover_options, graph, wanted, device)
+    options: tuple[CoverOption, ...] = clock.run("fusion", cover_options, graph, wanted, device, dots)
     selection = select([o.name for o in options], {o.name: o.seconds for o in options})
     cover = next(o for o in options if o.name == selection.chosen).cover()
     step: Step = clock.run("schedule", build_step, cover, device, known)
@@ -167,6 +174,6 @@ def reschedule(compiled: Compiled, known: Known) -> Compiled:
     return replace(compiled, step=step, programs=clock.run("codegen", _lower, step), measured={})
 
 
-def _lower(step: Step) -> tuple[TileProgram, ...]:
+def _lower(step: Step) -> tuple[TileProgram | DotProgram, ...]:
     buffers = {b.name: b for b in step.buffers}
     return tuple(lower_kernel(k, buffers, step.names) for k in step.kernels)

@@ -29,12 +29,14 @@ from megafuse.compiler.situation import reason_for_original
 from megafuse.compiler.watch import ModuleWatch
 from megafuse.core.device import DeviceSpec, device_spec
 from megafuse.core.errors import InputError, LaunchError, NotFusableError, TargetError, UnsupportedError
+from megafuse.fusion.epilogue import DotRule
 from megafuse.runtime.autograd import apply, share_memory
 from megafuse.runtime.binding import Binder, BindingKey
 from megafuse.runtime.device import live_device_spec
 
 DEFAULT_ARCH = 90
 MOST_UNFIT = 4  # structures in a row that could not be captured: then the original serves all calls
+DOTS = ("library", "auto")
 TARGETS = ("auto", "cuda", "interpret")
 
 
@@ -48,6 +50,8 @@ class Options:
 
     ``max_specializations``: how many programs may be made for calls that differ in their sizes alone and share none.
     ``tune``: measure tiles that are not known; None: take those that are; False: the heuristic's. ``plan``: a file.
+    ``dots``: "library" (matrix products are library calls) or "auto" (generated ones, which take in what follows, where
+    these are predicted to win).
     """
 
     target: str = "auto"
@@ -57,6 +61,7 @@ class Options:
     max_specializations: int = 8
     tune: bool | None = None
     plan: str | None = None
+    dots: str = "library"
 
     def __post_init__(self) -> None:
         if self.plan is not None and self.tune:
@@ -65,6 +70,8 @@ class Options:
             )
         if self.target not in TARGETS:
             raise InputError(f"unknown target {self.target!r}", hint=f"use one of {', '.join(TARGETS)}")
+        if self.dots not in DOTS:
+            raise InputError(f"unknown way to run dots: {self.dots!r}", hint=f"use one of {', '.join(DOTS)}")
         if self.max_specializations < 1:
             raise InputError(f"max_specializations={self.max_specializations}", hint="give 1 or more")
 
@@ -272,7 +279,8 @@ def _bind(
     def make(captured: Captured, scalars: Sequence[Scalar] = ()) -> Program:
         getter.check_same_places(captured.leaves)
         known = find_known(spec, target, tune=options.tune, plan=options.plan)
-        compiled = compile_captured(captured, spec, known=known)
+        dots = DotRule(options.dots == "auto", key.flags.tf32)
+        compiled = compile_captured(captured, spec, known=known, dots=dots)
         compiled = complete(compiled, known, structure.engine.tuner, key.device)
         program = Program(compiled, compiled.artifact(backend, interpreted=target == "interpret"), scalars)
         structure.engine.generations += 1

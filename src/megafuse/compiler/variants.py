@@ -74,9 +74,11 @@ class Subject:
 
 
 def subjects(step: Step) -> list[Subject]:
-    """The kernels of a step, each once, in order."""
+    """The map and reduce kernels of a step, each once, in order."""
     found: dict[str, Subject] = {}
     for kernel in step.kernels:
+        if kernel.dot is not None:
+            continue
         rules = tuple(p.rules for p in kernel.phases if p.rules is not None)
         found.setdefault(
             kernel.key,
@@ -132,7 +134,7 @@ def _variant(compiled: Compiled, number: int, backend: str, at: Mapping[str, int
     buffers = {b.name: b for b in step.buffers}
     names = dict.fromkeys(name for k in kernels for name in k.args)
     places = {n: _place(settle(buffers[n], at), nodes[n], n in written, len(mine) > 1) for n in names}
-    programs = tuple(compiled.programs[n] for n in mine)
+    programs = tuple(p for n in mine if isinstance(p := compiled.programs[n], TileProgram))
     return Variant(
         main.key,
         tiles_of_kernel(main),

@@ -23,6 +23,7 @@ from megafuse.explanation.eager import EagerEstimate, estimate_eager
 from megafuse.explanation.records import Coverage, Edge, Explanation, PlanInfo
 from megafuse.explanation.text import format_explanation
 from megafuse.fusion.cost import nest_cost
+from megafuse.fusion.epilogue import DotRule, slower_by
 from megafuse.ir.graph import Graph, Node
 from megafuse.ir.trace import Trace
 from megafuse.ir.types import Cast, Input, Map, Opaque, Reduce
@@ -55,7 +56,14 @@ def _explain_bound(bound: Bound, subject: str) -> PlanInfo:
 def explain_compiled(compiled: Compiled, eager: EagerEstimate | None = None) -> PlanInfo:
     """Describe one compilation."""
     step, cover, device = compiled.step, compiled.cover, compiled.device
-    reader = StepReader(step, device, _costs(device), buffer_origins(step), compiled.measured)
+    reader = StepReader(
+        step,
+        device,
+        _costs(device),
+        lambda dot, tf32: slower_by(dot, device, DotRule(tf32=tf32)),
+        buffer_origins(step),
+        compiled.measured,
+    )
     homes = kernel_of_nests(step, cover.nests)
     names = _names(compiled)
     edges = [Edge(homes[b.first], homes[b.second], _readable(b.reason, names)) for b in cover.boundaries]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,19 +14,32 @@ from megafuse.explanation.records import Call, KernelInfo, LibraryInfo, PhaseInf
 from megafuse.ir.graph import Node
 from megafuse.ir.trace import Trace
 from megafuse.ir.types import Dot, Opaque, Origin
-from megafuse.schedule.types import Buffer, DotCall, KernelSchedule, Launch, OpaqueCall, PhaseSchedule, Step, View
+from megafuse.schedule.types import (
+    Buffer,
+    DotCall,
+    DotPart,
+    KernelSchedule,
+    Launch,
+    OpaqueCall,
+    PhaseSchedule,
+    Step,
+    View,
+)
 
 
 @dataclass
 class StepReader:
-    """Describes the calls of one step. ``cost`` gives (weighted results, L2 bytes beside DRAM) of a trace.
+    """Describes the calls of one step.
 
-    ``measured``: seconds of one launch by kernel key, where they are known.
+    ``cost`` gives (weighted results, L2 bytes beside DRAM) of a trace; ``slower`` the seconds by which a generated
+    product (in TF32 or not) is predicted to be slower than the library's; ``measured`` seconds of one launch by kernel
+    key, where they are known.
     """
 
     step: Step
     device: DeviceSpec
     cost: Any
+    slower: Callable[[Node, bool], float]
     origins: Mapping[str, Origin | None]
     measured: Mapping[str, float]
 
@@ -54,6 +67,9 @@ class StepReader:
         costs = [self.cost(p.trace) for p in kernel.phases]
         memory = kernel.dram_bytes / self.device.dram_bandwidth + sum(c for _, c in costs) / self.device.l2_bandwidth
         work = sum(r for r, _ in costs) / self.device.fp32_rate
+        seconds = self.device.launch_seconds + max(memory, work)
+        if kernel.dot is not None:
+            seconds = self._product_seconds(kernel.dot, kernel.dram_bytes)
         return KernelInfo(
             name=kernel.name,
             forward=forward,
@@ -63,9 +79,18 @@ class StepReader:
             phases=tuple(map(_phase, kernel.phases)),
             num_warps=kernel.num_warps,
             dram_bytes=kernel.dram_bytes,
-            seconds=self.device.launch_seconds + max(memory, work),
+            seconds=seconds,
             measured=self.measured.get(kernel.key),
+            product=_product(kernel.dot) if kernel.dot else "",
+            flops=_flops(kernel.dot) if kernel.dot else 0,
         )
+
+    def _product_seconds(self, dot: DotPart, moved: int) -> float:
+        """The library's time for the product, what a generated one takes longer, and the epilogue's traffic."""
+        operands = self._view_bytes(dot.a) + self._view_bytes(dot.b)
+        dtype = self.buffers[dot.a.buffer].dtype.value
+        library = call_seconds(self.device, operands, _flops(dot), dtype)
+        return library + self.slower(dot.node, dot.tf32) + (moved - operands) / self.device.dram_bandwidth
 
     def _dot(self, call: DotCall, forward: bool) -> LibraryInfo:
         batch, m, k = call.a.shape
@@ -105,6 +130,16 @@ class StepReader:
     def _view_bytes(self, view: View) -> int:
         touched = math.prod(n for n, s in zip(view.shape, view.strides, strict=True) if s != 0)
         return int(typical(touched)) * self.buffers[view.buffer].dtype.size
+
+
+def _flops(dot: DotPart) -> int:
+    problems, rows, inner = dot.a.shape
+    return int(2 * problems * rows * inner * dot.b.shape[2])
+
+
+def _product(dot: DotPart) -> str:
+    bias = f" + {dot.bias.buffer}" if dot.bias else ""
+    return f"{dot.a.buffer} @ {dot.b.buffer}{bias}: {list(dot.a.shape)} x {list(dot.b.shape)}"
 
 
 def _phase(phase: PhaseSchedule) -> PhaseInfo:

@@ -38,6 +38,7 @@ class KernelInfo:
     """A generated kernel. ``sources``: the user's lines that it computes; ``seconds`` include the launch.
 
     ``measured``: seconds of a launch on this GPU, where its tiles were measured.
+    ``product``: the matrix product in which it starts, if any, and ``flops`` those of that product.
     """
 
     name: str
@@ -50,6 +51,8 @@ class KernelInfo:
     dram_bytes: int
     seconds: float
     measured: float | None = None
+    product: str = ""
+    flops: int = 0
 
 
 @dataclass(frozen=True)
@@ -142,13 +145,13 @@ class PlanInfo:
 
     @property
     def dot_seconds(self) -> float:
-        """The part of ``seconds`` that the library products take."""
+        """The part of ``seconds`` that the library products take; those of generated kernels are not told apart."""
         return sum(c.seconds for c in self.dots)
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of the library products of one step."""
-        return sum(c.flops for c in self.dots)
+        """Floating-point operations of the matrix products of one step."""
+        return sum(c.flops for c in self.calls)
 
     @property
     def saved_bytes(self) -> int:

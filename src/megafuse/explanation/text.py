@@ -42,11 +42,13 @@ def format_plan(plan: PlanInfo) -> str:
 def format_summary(plan: PlanInfo) -> str:
     """Totals of one binding beside eager's estimate; all of it predicted, nothing measured."""
     cover = plan.coverage
+    products = sum(bool(k.product) for k in plan.kernels)
+    inside = f" by the library, {products} in generated kernels" if products else ""
     lines = [
         "totals (predicted, not measured)",
         f"  floating-point ops other than dots: {cover.generated} in generated kernels, {cover.opaque} opaque "
         f"({100 * cover.share:.1f} % generated)",
-        f"  dots: {len(plan.dots)}, {quantity(plan.flops, 'flop')}, {quantity(plan.dot_seconds, 's')}",
+        f"  dots: {len(plan.dots)}{inside}, {quantity(plan.flops, 'flop')}, {quantity(plan.dot_seconds, 's')}",
         f"  plan:  {len(plan.calls):3} calls, DRAM traffic {quantity(plan.dram_bytes, 'B')}, time "
         f"{quantity(plan.seconds, 's')}",
     ]
@@ -75,6 +77,7 @@ def _call_lines(call: Call) -> list[str]:
         return [f"  {call.call}  {call.what}  ({cost})", *([where] if where else [])]
     measured = "" if call.measured is None else f" predicted, {quantity(call.measured, 's')} measured"
     lines = [f"  {call.name}  ({cost}{measured}, {call.num_warps} warps)"]
+    lines += [f"    multiplies {call.product}"] if call.product else []
     lines += [f"    computes {s}" for s in call.sources[:MAX_SOURCES]]
     if len(call.sources) > MAX_SOURCES:
         lines.append(f"    and {len(call.sources) - MAX_SOURCES} more lines")

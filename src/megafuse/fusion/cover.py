@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from megafuse.fusion.anchors import Anchors
 from megafuse.fusion.items import Item, Items
 from megafuse.fusion.merge import merge_nests
 from megafuse.fusion.plan import Boundary
-from megafuse.fusion.units import Dependencies, lowest, members, number_units, union
+from megafuse.fusion.units import Dependencies, Units, lowest, members, number_units, union
 from megafuse.ir.graph import Graph, Node
+from megafuse.ir.nest import Anchor
 from megafuse.ir.trace import NestError
 
 
@@ -23,7 +24,12 @@ class Search:
     save; the join is made only when no other pair can save more.
     """
 
-    def __init__(self, graph: Graph, anchors: Anchors, items: Items) -> None:
+    def __init__(self, graph: Graph, anchors: Anchors, items: Items, epilogues: Sequence[Item] = ()) -> None:
+        """Start with one item per anchor, but for those that ``epilogues`` compute.
+
+        Raises:
+            NestError: an epilogue needs something that needs its product.
+        """
         self.anchors, self.known = anchors, items
         self.materialised = anchors.materialised
         numbered = number_units(graph, anchors)
@@ -37,9 +43,26 @@ class Search:
         # (minus the seconds saved or, where not joined yet, their bound; numbers of the pair; the pair; joined)
         self._queue: list[tuple[float, int, int, Item, Item, Item | None]] = []
         self._followers: list[tuple[Item, Item]] | None = []  # pairs that wait for the second round
+        taken: set[Anchor] = set()
+        for item in epilogues:
+            self._add_epilogue(item, numbered)
+            taken.update(item.nest.anchors)
         for anchor, unit in numbered.of_anchor.items():
             self._makers[anchor.node] = self._makers.get(anchor.node, 0) | 1 << unit
-            self._add(items.initial(anchor, anchors, self.materialised), 1 << unit)
+            if anchor not in taken:
+                self._add(items.initial(anchor, anchors, self.materialised), 1 << unit)
+
+    def _add_epilogue(self, item: Item, numbered: Units) -> None:
+        """An item that is computed together with its product, and joins nothing else."""
+        assert item.dot is not None
+        units = union(1 << numbered.of_anchor[anchor] for anchor in item.nest.anchors)
+        units |= 1 << numbered.of_call[item.dot]
+        if self.dependencies.separated(units) & units:
+            raise NestError(
+                "something between the product and its epilogue needs the first and is needed by the second"
+            )
+        self.dependencies.join(units)
+        self._add(item, units)
 
     def run(self) -> list[Item]:
         """Join until no join saves time; the items in an order in which they can run.
@@ -109,7 +132,7 @@ class Search:
 
     def _consider(self, a: Item, b: Item) -> None:
         """Queue two items (``a`` appeared first) if joining them could save time."""
-        if not a.comparable(b):
+        if a.dot or b.dot or not a.comparable(b):
             return
         if self._followers is not None and (a.follows(b) or b.follows(a)):
             self._followers.append((a, b))
@@ -143,6 +166,8 @@ def boundaries(search: Search, items: list[Item]) -> tuple[Boundary, ...]:
 
 
 def _reason(search: Search, a: Item, b: Item) -> str:
+    if a.dot or b.dot:
+        return "one of them is computed from the tiles of a product, in the product's own kernel"
     if search.separated(a, b):
         return "something between them (a library call or another kernel) needs the first and is needed by the second"
     try:

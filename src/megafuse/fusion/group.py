@@ -10,6 +10,7 @@ from megafuse.core.device import DeviceSpec
 from megafuse.core.sizes import typical
 from megafuse.fusion.cost import read_bytes
 from megafuse.fusion.cover import Search
+from megafuse.fusion.epilogue import product_axes
 from megafuse.fusion.items import Item
 from megafuse.fusion.units import union
 from megafuse.ir.graph import Node
@@ -32,7 +33,15 @@ class Group:
 
 def single_groups(items: Sequence[Item], device: DeviceSpec) -> list[Group]:
     """Every item as a kernel of its own."""
-    return [Group((i,), (default_fixed(i.nest),), i.cost.seconds + device.launch_seconds) for i in items]
+    return [_single(i, device) for i in items]
+
+
+def _single(item: Item, device: DeviceSpec) -> Group:
+    """A kernel of one item. An epilogue's is the product's, whose launch is not counted here."""
+    if item.dot is not None:
+        fixed, _, _ = product_axes(item.trace, item.dot)
+        return Group((item,), (tuple(a.name for a in fixed),), item.cost.seconds)
+    return Group((item,), (default_fixed(item.nest),), item.cost.seconds + device.launch_seconds)
 
 
 def group_items(search: Search, items: Sequence[Item], device: DeviceSpec) -> list[Group]:
@@ -62,10 +71,17 @@ class _Grouping:
     def _continued(self, first: int) -> tuple[int, Group] | None:
         """The first later group that group ``first`` can take in with a gain, and both as one."""
         group = self.groups[first]
+        if group.items[0].dot is not None:
+            return None
         made = frozenset().union(*(i.made for i in group.items))
         for second in range(first + 1, len(self.groups)):
             other = self.groups[second]
-            if len(other.items) > 1 or made.isdisjoint(other.items[0].trace.loaded()) or self._separated(group, other):
+            if (
+                len(other.items) > 1
+                or other.items[0].dot is not None
+                or made.isdisjoint(other.items[0].trace.loaded())
+                or self._separated(group, other)
+            ):
                 continue
             joined = _join(group, other, self.device)
             if joined is not None:

@@ -26,11 +26,12 @@ ROUNDING = 1.0 + 1e-9  # keeps a bound above what it bounds
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """One nest during the search: its trace(s), cost and direction."""
+    """One nest during the search: its trace(s), cost and direction. ``dot``: the product whose epilogue it is."""
 
     traces: tuple[Trace, ...]  # alternative forms; the first is the preferred one
     cost: NestCost
     forward: bool
+    dot: Node | None = None
 
     @property
     def trace(self) -> Trace:

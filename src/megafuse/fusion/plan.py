@@ -24,12 +24,14 @@ class KernelGroup:
     """Nests that run as phases of one kernel.
 
     ``fixed[i]`` names, per nest, the row axes that the program id fixes. ``blocks_per_sm`` is how many programs of a
-    kernel of several phases may run on one SM so that what they re-read stays in the L2 cache.
+    kernel of several phases may run on one SM so that what they re-read stays in the L2 cache. ``dot``: the product
+    whose kernel computes the one nest from its tiles.
     """
 
     nests: tuple[int, ...]
     fixed: tuple[tuple[str, ...], ...]
     blocks_per_sm: int = 0
+    dot: Node | None = None
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Cover:
     """All computation of a graph: nests (grouped into kernels), library dots and opaque calls.
 
     ``layout`` holds the strides of every value with memory. ``seconds`` is the cost model's prediction of the time
-    outside dots.
+    outside dots (with what generated dots take longer). ``tf32``: generated fp32 dots round their operands to TF32.
     """
 
     graph: Graph
@@ -48,3 +50,4 @@ class Cover:
     boundaries: tuple[Boundary, ...] = field(default=())
     seconds: float = 0.0
     decisions: tuple[str, ...] = field(default=())
+    tf32: bool = False

@@ -9,15 +9,28 @@ from megafuse.core.device import DeviceSpec
 from megafuse.core.errors import VerifyError
 from megafuse.fusion.anchors import Anchors, choose_anchors
 from megafuse.fusion.cover import Search, boundaries
+from megafuse.fusion.epilogue import (
+    LIBRARY,
+    DotRule,
+    Epilogue,
+    consumers_of,
+    epilogue_item,
+    epilogues,
+    slower_by,
+    unwritten_bytes,
+)
 from megafuse.fusion.group import Group, group_items, single_groups, total_seconds
 from megafuse.fusion.items import Items
 from megafuse.fusion.plan import Cover, KernelGroup
 from megafuse.fusion.recompute import recompute_candidates
 from megafuse.ir.graph import Graph, Node
 from megafuse.ir.trace import NestError
+from megafuse.ir.types import Dot
 
 MAX_ROUNDS = 4
 MAX_STARTS = 200
+MOST_DOTS = 64  # that are tried with an epilogue
+WORTH_FUSING = 2.0  # predicted saving of an epilogue, over what the slower product costs, from which it is taken in
 WORTH_STORING = 0.99  # predicted time with the value stored, over the time without, below which it is
 
 
@@ -32,13 +45,15 @@ class CoverOption:
     search: Search
     groups: tuple[Group, ...]
     decisions: tuple[str, ...]
+    tf32: bool = False
 
     def cover(self) -> Cover:
         """The cover as data, with the reasons for its boundaries."""
         items = [i for g in self.groups for i in g.items]
         number = {id(i): n for n, i in enumerate(items)}
         groups = tuple(
-            KernelGroup(tuple(number[id(i)] for i in g.items), g.fixed, g.blocks_per_sm) for g in self.groups
+            KernelGroup(tuple(number[id(i)] for i in g.items), g.fixed, g.blocks_per_sm, g.items[0].dot)
+            for g in self.groups
         )
         return Cover(
             graph=self.graph,
@@ -49,26 +64,31 @@ class CoverOption:
             boundaries=boundaries(self.search, items),
             seconds=self.seconds,
             decisions=self.decisions,
+            tf32=self.tf32,
         )
 
 
-def cover_options(graph: Graph, wanted: Mapping[int, Sequence[int]], device: DeviceSpec) -> tuple[CoverOption, ...]:
+def cover_options(
+    graph: Graph, wanted: Mapping[int, Sequence[int]], device: DeviceSpec, dots: DotRule = LIBRARY
+) -> tuple[CoverOption, ...]:
     """Ways to cover ``graph`` with nests, for ``select`` to choose from.
 
     ``wanted[i]``: strides (elements) that output ``i`` must have. Each set of stored values is offered with nests as
     kernels of their own and, where some share outer rows, as phases of one kernel. Values that several nests would
-    recompute from many loads are given memory one at a time as long as the predicted time falls.
+    recompute from many loads are given memory one at a time as long as the predicted time falls. Then, where ``dots``
+    allow it, dots take in what follows from them, one dot at a time, where that is predicted to win.
     """
     known = Items(graph, device)
-    decisions: tuple[str, ...] = ()
-    best = _options(graph, wanted, known, (), decisions)
+    plan = _Plan(graph, wanted, known, dots)
+    best = _options(plan, (), ())
     found = list(best)
     extra: tuple[Node, ...] = ()
+    decisions: tuple[str, ...] = ()
     for _ in range(MAX_ROUNDS):
         for node in recompute_candidates([i.trace for g in best[0].groups for i in g.items]):
             if node in extra:
                 continue
-            trial = _options(graph, wanted, known, (*extra, node), decisions)
+            trial = _options(plan, (*extra, node), decisions)
             before, after = _least(best), _least(trial)
             if after < WORTH_STORING * before:
                 gain = (before - after) * 1e6
@@ -79,7 +99,52 @@ def cover_options(graph: Graph, wanted: Mapping[int, Sequence[int]], device: Dev
                 break
         else:
             break
-    return tuple(found)
+    fused = _with_epilogues(plan, best, extra) if dots.fuse else []
+    names = {o.name for o in fused}  # where nothing was taken in, these are the best ones with the reasons
+    return (*(o for o in found if o.name not in names), *fused)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What all options of one graph share."""
+
+    graph: Graph
+    wanted: Mapping[int, Sequence[int]]
+    known: Items
+    dots: DotRule
+
+
+def _with_epilogues(plan: _Plan, best: list[CoverOption], extra: tuple[Node, ...]) -> list[CoverOption]:
+    """The options in which dots have epilogues; each taken in only where the predicted time falls by enough."""
+    consumers = consumers_of(plan.graph)
+    taken: tuple[Epilogue, ...] = ()
+    decisions = best[0].decisions
+    for dot in [n for n in plan.graph.nodes if n.is_a(Dot)][:MOST_DOTS]:
+        slower, before = slower_by(dot, plan.known.device, plan.dots), _least(best)
+        reasons: list[str] = []
+        for one in epilogues(plan.graph, best[0].anchors, dot, consumers):
+            stored = (*extra, *(n for n in one.ends if n not in best[0].anchors.nodes))
+            try:
+                trial = _options(plan, stored, decisions, (*taken, one))
+            except NestError as error:
+                reasons.append(str(error))
+                continue
+            gain = before - _least(trial)
+            if gain > 0 and gain >= slower * (WORTH_FUSING - 1):
+                said = f"{dot!r} is multiplied by a generated kernel, which also makes {one.ends!r}: "
+                decisions = (*decisions, f"{said}{gain * 1e6:.1f} us less predicted")
+                best = [replace(o, decisions=decisions) for o in trial]
+                taken, extra = (*taken, one), stored
+                break
+            reasons.append(f"{-gain * 1e6:.1f} us more predicted" if gain <= 0 else "it gains too little")
+        else:
+            if reasons:
+                decisions = (
+                    *decisions,
+                    f"{dot!r} is multiplied by the library, what follows stays apart: {reasons[0]}",
+                )
+                best = [replace(o, decisions=decisions) for o in best]
+    return best
 
 
 def _least(options: Sequence[CoverOption]) -> float:
@@ -87,37 +152,43 @@ def _least(options: Sequence[CoverOption]) -> float:
 
 
 def _options(
-    graph: Graph,
-    wanted: Mapping[int, Sequence[int]],
-    known: Items,
-    extra: tuple[Node, ...],
-    decisions: tuple[str, ...],
+    plan: _Plan, extra: tuple[Node, ...], decisions: tuple[str, ...], fused: tuple[Epilogue, ...] = ()
 ) -> list[CoverOption]:
-    """The options for one set of stored values: separate kernels and, where they differ, phases."""
-    anchors, search = _start(graph, wanted, known, extra)
+    """The options for one set of stored values and of epilogues: separate kernels and, where they differ, phases.
+
+    Raises:
+        NestError: an epilogue cannot be computed from its product.
+    """
+    graph, known = plan.graph, plan.known
+    anchors, search = _start(plan, extra, fused)
     items = search.run()
     stored = f"{len(extra)} values stored, " if extra else ""
+    stored += f"{len(fused)} epilogues of dots, " if fused else ""
+    unwritten = unwritten_bytes(graph, anchors.materialised, items) / known.device.dram_bandwidth if fused else 0.0
     out: list[CoverOption] = []
     for name, groups in (
         ("separate kernels", single_groups(items, known.device)),
         ("phases", group_items(search, items, known.device)),
     ):
         if not out or len(groups) != len(out[0].groups):
-            seconds = total_seconds(groups)
-            out.append(CoverOption(stored + name, seconds, graph, anchors, search, tuple(groups), decisions))
+            seconds = total_seconds(groups) - unwritten
+            tf32 = plan.dots.tf32
+            out.append(CoverOption(stored + name, seconds, graph, anchors, search, tuple(groups), decisions, tf32))
     return out
 
 
-def _start(
-    graph: Graph, wanted: Mapping[int, Sequence[int]], known: Items, extra: tuple[Node, ...]
-) -> tuple[Anchors, Search]:
+def _start(plan: _Plan, extra: tuple[Node, ...], fused: tuple[Epilogue, ...]) -> tuple[Anchors, Search]:
     """Anchors under which every anchor can be computed alone: what a reshape cannot look through gets memory."""
     for _ in range(MAX_STARTS):
-        anchors = choose_anchors(graph, wanted, extra)
+        anchors = choose_anchors(plan.graph, plan.wanted, extra)
+        forward = plan.graph.forward_nodes()
+        made = [epilogue_item(e, anchors, plan.known.device, plan.dots, e.dot in forward) for e in fused]
         try:
-            return anchors, Search(graph, anchors, known)
+            return anchors, Search(plan.graph, anchors, plan.known, made)
         except NestError as error:
             if error.culprit is None or error.culprit in extra:
+                if fused:
+                    raise
                 raise VerifyError(f"a value cannot be computed in any nest: {error}") from error
             extra = (*extra, error.culprit)
     raise VerifyError(f"{MAX_STARTS} values were given memory without reaching a start")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from megafuse.fusion.anchors import Anchors
 from megafuse.ir.graph import Graph, Node
@@ -22,6 +22,7 @@ class Units:
 
     of_anchor: Mapping[Anchor, int]
     needs: tuple[int, ...]
+    of_call: Mapping[Node, int] = field(default_factory=dict)
 
 
 def number_units(graph: Graph, anchors: Anchors) -> Units:
@@ -30,6 +31,7 @@ def number_units(graph: Graph, anchors: Anchors) -> Units:
     for one in anchors.order:
         by_node.setdefault(one.node, []).append(one)
     of_anchor: dict[Anchor, int] = {}
+    of_call: dict[Node, int] = {}
     needs: list[int] = []
     read: dict[Node, int] = {}  # the units that an evaluation of a node reads: its own where it is in memory
     for node in graph.nodes:
@@ -39,9 +41,11 @@ def number_units(graph: Graph, anchors: Anchors) -> Units:
             own |= 1 << len(needs)
             if anchor is not None:
                 of_anchor[anchor] = len(needs)
+            else:
+                of_call[node] = len(needs)
             needs.append(below if anchor is None or anchor.part is None else read[anchor.value])
         read[node] = own or below
-    return Units(of_anchor, tuple(needs))
+    return Units(of_anchor, tuple(needs), of_call)
 
 
 class Dependencies:

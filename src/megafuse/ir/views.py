@@ -29,6 +29,14 @@ def view_base(node: Node) -> Node:
     return node
 
 
+def memory_of(node: Node, materialised: frozenset[Node]) -> Node:
+    """The materialised value of which ``node`` is a view (itself, where it has memory of its own)."""
+    base = node
+    while base not in materialised and base is not view_base(base):
+        base = base.args[0]
+    return base
+
+
 def index_into_base(node: Node, base: Node | None = None) -> tuple[list[list[Axis]], Index, dict[str, int]]:
     """Index of ``base`` (``view_base(node)``) in fresh axes: (axes of each dim of ``node``, base index, axis sizes).
 

@@ -10,9 +10,11 @@ alignment of the pointers. Whatever is not as known falls back to the plain road
 
 from __future__ import annotations
 
+import contextvars
 import inspect
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ from megafuse.runtime.loading import load_module
 Launcher = Callable[..., None]
 Bound = Callable[[list[int]], Any]
 _PACKED_ADD = "add.s16x2"  # ptxas 12.8 and 12.9 lose the constants of some of these: triton-lang/triton#11581
+DESCRIPTORS_SINCE = (3, 4)  # of Triton: tl.make_tensor_descriptor
 _ALIGN = 15  # pointers whose low four bits are zero are 16-byte aligned
 
 
@@ -57,7 +60,31 @@ def cuda_launcher(source: KernelSource) -> Launcher:
     kernel = _entry(source)
     if 0 in source.grid:
         return lambda *tensors: None
+    if source.fallback is not None:
+        return described_launcher(source, cuda_launcher(replace(source, fallback=None)), cuda_launcher(source.fallback))
     return _Launch(kernel, source).launcher()
+
+
+def described_launcher(source: KernelSource, described: Launcher, plain: Launcher) -> Launcher:
+    """``described`` where tensor descriptors can be made of the tensors ``source.aligned``, else ``plain``.
+
+    Descriptors are made on the device from Triton 3.4 on; the tensor copy engine came with compute capability 9.0.
+    """
+    if triton_version() < DESCRIPTORS_SINCE:
+        return plain
+    positions, address = source.aligned, Tensor.data_ptr
+    able: dict[int, bool] = {}
+
+    def launch(*tensors: Tensor) -> None:
+        low = 0
+        for position in positions:
+            low |= address(tensors[position])
+        device = tensors[0].get_device()
+        if device not in able:
+            able[device] = torch.cuda.get_device_capability(device) >= (9, 0)
+        (plain if low & _ALIGN or not able[device] else described)(*tensors)
+
+    return launch
 
 
 def interpreted_launcher(source: KernelSource) -> Launcher:
@@ -77,13 +104,13 @@ def interpreted_launcher(source: KernelSource) -> Launcher:
             f"kernel {source.entry}: Triton's interpreter is wrong in bf16 (arguments {', '.join(wrong)})",
             hint="interpret in fp32 or fp16, or use the kernel's NumPy text, which is right in bf16",
         )
-    if "inline_asm" in source.text:
+    if "inline_asm" in (source.fallback or source).text:
         raise TargetError(
             f"kernel {source.entry}: it rounds to bf16 in assembly, which Triton's interpreter cannot run",
             hint="use the kernel's NumPy text, which rounds the same way",
         )
     complete_interpreter()
-    kernel = _entry(source)
+    kernel = _entry(source.fallback or source)
     if 0 in source.grid:
         return lambda *tensors: None
     return lambda *tensors: kernel[source.grid](*[t.detach() for t in tensors], *source.sizes)
@@ -162,7 +189,20 @@ class _Launch:
                 self.variants[key] = bind(compiled, self.kernel, self.source, device)
 
     def plain(self, *tensors: Tensor) -> Any:
-        """Launch as any Triton user does; returns the compiled kernel."""
+        """Launch as any Triton user does; returns the compiled kernel.
+
+        Descriptors take memory for themselves: Triton asks an allocator that is set for the running thread.
+        """
+        if self.source.aligned:
+            return contextvars.copy_context().run(self._with_allocator, tensors)
+        return self._run(tensors)
+
+    def _with_allocator(self, tensors: tuple[Tensor, ...]) -> Any:
+        device = tensors[0].device
+        _triton().set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=device))
+        return self._run(tensors)
+
+    def _run(self, tensors: tuple[Tensor, ...]) -> Any:
         src = self.source
         return self.kernel[src.grid](*tensors, *src.sizes, num_warps=src.num_warps, num_stages=src.num_stages)
 

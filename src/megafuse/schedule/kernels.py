@@ -11,14 +11,16 @@ from megafuse.core.sizes import ceil_div, may_exceed, typical
 from megafuse.fusion.plan import Cover, KernelGroup
 from megafuse.ir.graph import Node, contiguous_strides
 from megafuse.ir.index import Affine, Axis, Index, combine
-from megafuse.ir.nest import Nest, Root, rename_axes
+from megafuse.ir.nest import Anchor, Nest, Root, rename_axes
 from megafuse.ir.trace import Inst, Trace, trace_nest
 from megafuse.ir.types import Concat, Dot, Opaque
+from megafuse.ir.views import memory_of
 from megafuse.schedule.choice import Choice, Known, choose_tiles, nothing_known
+from megafuse.schedule.dot_tiling import choose_dot_tile
 from megafuse.schedule.hoisting import hoisting_axes
 from megafuse.schedule.partials import CHUNK, Partial, finisher_nests, make_partial
 from megafuse.schedule.tiling import TileRequest, tile_loads
-from megafuse.schedule.types import Tile, TileRules
+from megafuse.schedule.types import DotTile, Tile, TileRules
 
 SHORT_RUN = 128  # bytes: shorter contiguous runs waste parts of the sectors they fetch
 
@@ -32,7 +34,16 @@ class PhasePlan:
     loop: tuple[Axis, ...]
     tile: Tile
     stores: tuple[tuple[Root, Node, Affine], ...]
-    rules: TileRules
+    rules: TileRules | None = None
+
+
+@dataclass(frozen=True)
+class DotPlan:
+    """The product of a kernel; ``operands``: the values with memory that it multiplies."""
+
+    node: Node
+    operands: tuple[Node, ...]
+    tile: DotTile
 
 
 @dataclass(frozen=True)
@@ -42,20 +53,22 @@ class KernelPlan:
     phases: tuple[PhasePlan, ...]
     num_warps: int
     forward: bool
-    key: str
+    key: str = ""
     finishes: str = ""
+    dot: DotPlan | None = None
 
     @property
     def num_stages(self) -> int:
-        """Depth of the software pipeline of the row loops."""
+        """Depth of the software pipeline of the row loops, or of the loop over K."""
         return max(p.tile.num_stages for p in self.phases)
 
     @property
     def reads(self) -> tuple[Node, ...]:
         """Nodes loaded, in order of first load; what an earlier phase of the kernel wrote is not among them."""
-        own = set(self.writes)
+        own = {*self.writes, *([self.dot.node] if self.dot else [])}
         loads = (i.node for p in self.phases for i in p.trace.loads())
-        return tuple(n for n in dict.fromkeys(loads) if n not in own)
+        operands = self.dot.operands if self.dot else ()
+        return tuple(n for n in dict.fromkeys((*operands, *loads)) if n not in own)
 
     @property
     def writes(self) -> tuple[Node, ...]:
@@ -91,18 +104,45 @@ class KernelMaker:
     def _readers(self) -> dict[Node, set[object]]:
         """Who reads each materialised value: nest numbers, and "call" for library calls and outputs."""
         readers: dict[Node, set[object]] = {}
+        products = {g.nests[0]: g.dot for g in self.cover.groups if g.dot is not None}
         for number, trace in enumerate(self.traces):
-            for node in trace.loaded():
+            for node in trace.loaded() - {products.get(number)}:
                 readers.setdefault(node, set()).add(number)
         from_calls = [a for n in self.cover.graph.nodes if n.is_a(Dot, Opaque) for a in n.args]
         for node in (*from_calls, *(n for n in self.cover.graph.outputs if n is not None)):
-            current = node
-            while current not in self.cover.materialised and current.args:
-                current = current.args[0]
-            readers.setdefault(current, set()).add("call")
+            readers.setdefault(memory_of(node, self.cover.materialised), set()).add("call")
         return readers
 
+    def _dot(self, group: KernelGroup, dot: Node) -> KernelPlan:
+        """A generated product with its epilogue."""
+        nest, fixed = self._tidy(self.cover.nests[group.nests[0]], group.fixed[0])
+        trace = trace_nest(nest, self.cover.materialised)
+        (product,) = (i for i in trace.loads() if i.node is dot)
+        if self.read_by.get(dot):  # it is written too
+            trace = replace(trace, roots={Root(Anchor(dot), product.index): product, **trace.roots})
+        tiled = {load.node for load in trace.loads() if load.axes == product.axes and load is not product}
+        problems, rows, cols = dot.shape
+        tile = choose_dot_tile(
+            (problems, rows, cols, dot.args[0].shape[-1]), dot.dtype, self.device, len(tiled) + 1, self.cover.tf32
+        )
+        loop = tuple(a for a in nest.space.rows if a.name not in fixed)
+        held = Tile(
+            row_tile=tile.rows,
+            rows_per_chunk=tile.rows,
+            pieces=(tile.cols // tile.parts,),
+            col_grid=True,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+            why=f"{tile.parts} pieces of the product's tiles; {tile.why}",
+        )
+        stores = tuple(s for root in trace.roots for s in self._store(root))
+        phase = PhasePlan(trace, tuple(a for a in nest.space.rows if a.name in fixed), loop, held, stores)
+        operands = tuple(dict.fromkeys(memory_of(a, self.cover.materialised) for a in dot.args))
+        return KernelPlan((phase,), tile.num_warps, dot in self.forward, dot=DotPlan(dot, operands, tile))
+
     def _group(self, number: int, group: KernelGroup) -> list[KernelPlan]:
+        if group.dot is not None:
+            return [self._dot(group, group.dot)]
         chosen = [(self.cover.nests[n], f) for n, f in zip(group.nests, group.fixed, strict=True)]
         if len(chosen) == 1 and not chosen[0][1]:
             trace = self.traces[group.nests[0]]

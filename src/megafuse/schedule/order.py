@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from megafuse.ir.graph import Graph, Node
 from megafuse.ir.types import Dot, Input, Opaque, Pick
-from megafuse.ir.views import view_base
+from megafuse.ir.views import memory_of
 from megafuse.schedule.kernels import KernelPlan
 
 
@@ -31,20 +31,13 @@ def collect_work(graph: Graph, kernels: Sequence[KernelPlan], materialised: froz
     for node in graph.nodes:
         if isinstance(node.attrs, Pick):
             picks.setdefault(node.args[0], []).append(node)
+    generated = {k.dot.node for k in kernels if k.dot is not None}
     for node in graph.nodes:
-        if isinstance(node.attrs, Dot | Opaque):
+        if isinstance(node.attrs, Dot | Opaque) and node not in generated:
             reads = tuple(dict.fromkeys(memory_of(a, materialised) for a in node.args))
             writes = (node, *picks.get(node, ()))
             works.append(Work(reads, writes, node in forward, node=node))
     return works
-
-
-def memory_of(node: Node, materialised: frozenset[Node]) -> Node:
-    """The materialised value of which ``node`` is a view (itself, where it has memory of its own)."""
-    base = node
-    while base not in materialised and base is not view_base(base):
-        base = base.args[0]
-    return base
 
 
 def order_work(works: Sequence[Work], kept: frozenset[Node], sizes: Mapping[Node, int]) -> list[Work]:

@@ -8,16 +8,17 @@ from megafuse.core.device import DeviceSpec
 from megafuse.fusion.plan import Cover
 from megafuse.ir.graph import Graph, Node
 from megafuse.ir.types import Input, Opaque, Pick
-from megafuse.ir.views import is_dense, strided_view
+from megafuse.ir.views import is_dense, memory_of, strided_view
 from megafuse.schedule.choice import Known, nothing_known
-from megafuse.schedule.kernels import KernelMaker, KernelPlan
+from megafuse.schedule.kernels import DotPlan, KernelMaker, KernelPlan
 from megafuse.schedule.naming import Names
-from megafuse.schedule.order import Work, collect_work, is_given, memory_of, order_work
+from megafuse.schedule.order import Work, collect_work, is_given, order_work
 from megafuse.schedule.types import (
     Alloc,
     Buffer,
     Call,
     DotCall,
+    DotPart,
     Free,
     KernelSchedule,
     Launch,
@@ -27,6 +28,8 @@ from megafuse.schedule.types import (
     Target,
     View,
 )
+
+TENSOR_COPIES_SINCE = 90  # compute capability, times ten, from which there is an engine for them
 
 
 def build_step(cover: Cover, device: DeviceSpec, known: Known = nothing_known) -> Step:
@@ -138,7 +141,13 @@ class _StepBuilder:
             traffic,
             key=plan.key,
             finishes=plan.finishes,
+            dot=None if plan.dot is None else self._dot(plan.dot),
         )
+
+    def _dot(self, plan: DotPlan) -> DotPart:
+        a, b, *bias = map(self._view, plan.node.args)
+        copies = self.device.arch >= TENSOR_COPIES_SINCE
+        return DotPart(plan.node, a, b, bias[0] if bias else None, plan.tile, self.cover.tf32, copies)
 
     def _calls(
         self, works: Sequence[Work], numbers: Mapping[int, int], kept: set[Node], given: Sequence[Node] = ()

@@ -133,7 +133,7 @@ def choose_tile(request: TileRequest, device: DeviceSpec) -> Tile:
         if by_rows and all(i.dtype.size >= 4 for i in tile_loads(trace)):
             chunk = min(chunk, LONGEST_SUM * rows)
         unit = rows if is_open(request.chunk_unit) else math.lcm(rows, request.chunk_unit)
-        chunk = max(1, round(chunk / unit)) * unit
+        chunk = round(chunk / unit) * unit if chunk >= unit else chunk  # never fewer programs for whole units
     stages = stages if request.whole_loop or chunk > rows else 1
     return Tile(rows, chunk, shape.pieces, shape.col_block, shape.col_grid, warps, stages, hoist, shape.why)
 

@@ -180,6 +180,21 @@ class TileRules:
 
 
 @dataclass(frozen=True)
+class DotTile:
+    """Sizes of a generated dot: see ``codegen.dot_program``. ``why`` says how they were chosen."""
+
+    rows: int
+    cols: int
+    depth: int
+    parts: int
+    programs: int
+    num_warps: int
+    num_stages: int
+    group: int = 8
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class Target:
     """Where a root goes: element offset in a buffer, affine in the nest's axes (and ``chunk`` for partials)."""
 
@@ -201,11 +216,28 @@ class PhaseSchedule:
 
 
 @dataclass(frozen=True)
+class DotPart:
+    """The product of a kernel: ``node`` is ``a @ b (+ bias)`` on views ``[P, M, K]`` and ``[P, K, N]``.
+
+    The kernel's one phase is the epilogue: its fixed axes are P, its loop axes M, its columns N. ``descriptors``: the
+    target has a tensor copy engine.
+    """
+
+    node: Node
+    a: View
+    b: View
+    bias: View | None
+    tile: DotTile
+    tf32: bool = False
+    descriptors: bool = False
+
+
+@dataclass(frozen=True)
 class KernelSchedule:
     """One kernel: its phases and the buffers it reads and writes, in parameter order.
 
     ``key`` names what it computes, whatever its tiles (``schedule.identity``); ``finishes`` is the key of the kernel
-    whose partial sums it adds up, or empty.
+    whose partial sums it adds up, or empty. ``dot``: what it multiplies.
     """
 
     name: str
@@ -218,6 +250,7 @@ class KernelSchedule:
     doc: tuple[str, ...] = field(default=())
     key: str = ""
     finishes: str = ""
+    dot: DotPart | None = None
 
     @property
     def args(self) -> tuple[str, ...]:

@@ -5,6 +5,12 @@ from __future__ import annotations
 import re
 
 HELPERS = {
+    "_matrix": '''
+def _matrix(buffer, start, shape, strides):
+    """A strided matrix of a flat buffer, widened to fp32; strides in elements."""
+    steps = [step * buffer.itemsize for step in strides]
+    return np.lib.stride_tricks.as_strided(buffer[start:], shape, steps).astype(np.float32)
+''',
     "_load": '''
 def _load(buffer, offsets, inside, other):
     """Elements of a buffer where ``inside`` holds, ``other`` elsewhere."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping, Sequence
 
 from megafuse.codegen.affine import runs
 from megafuse.codegen.artifact import KernelSource
 from megafuse.codegen.names import Namer, identifier
 from megafuse.codegen.numpy.helpers import used_helpers
 from megafuse.codegen.numpy.statements import Body
-from megafuse.codegen.program import ColReduce, Phase, TileProgram
+from megafuse.codegen.program import ColReduce, Param, Phase, TileProgram
 from megafuse.codegen.walk import affines, noted, statements
 from megafuse.codegen.writer import Writer
 from megafuse.core.sizes import typical
@@ -22,7 +23,7 @@ from megafuse.core.sizes import typical
 STEP = 1 << 19  # elements of one vectorised step
 
 
-def print_kernel(program: TileProgram) -> KernelSource:
+def print_tiles(program: TileProgram) -> KernelSource:
     """``program`` as a NumPy module: ``entry`` takes one flat array per parameter, in order, and writes the outputs.
 
     Raises:
@@ -79,10 +80,10 @@ def _merged(writer: Writer, program: TileProgram, namer: Namer, buffers: dict[st
     step = max(1, STEP // typical(phase.num_cols))
     uses = (affine for node in statements(phase) for affine in affines(node))
     if not any(runs(affine, axes) for affine in uses):
-        _phase(writer, Body(writer.part(), phase, namer, (), axes), program, buffers)
+        write_phase(writer, Body(writer.part(), phase, namer, (), axes), program.params, buffers)
         return
     body = Body(Writer(2), phase, namer, (), axes)
-    _statements(body, program, buffers)
+    _statements(body, program.params, buffers)
     if _uses(body.writer, "col"):
         writer.line(f"col = np.arange({phase.num_cols!r})[None, :]")
     with writer.block(f"for start in range(0, {total!r}, {step}):"):
@@ -99,7 +100,8 @@ def _programs(writer: Writer, program: TileProgram, namer: Namer, buffers: dict[
             if number:
                 inner.blank()
             inner.comment(f"Phase {number + 1}: {phase.title}")
-        _phase(inner, Body(inner.part(), phase, namer, phase.fixed, phase.loop), program, buffers)
+        body = Body(inner.part(), phase, namer, phase.fixed, phase.loop)
+        write_phase(inner, body, program.params, buffers, chunks)
     if chunks in (1, programs):
         with writer.block(f"for {'fixed' if chunks == 1 else 'chunk'} in range({programs!r}):"):
             writer.add(inner)
@@ -111,10 +113,12 @@ def _programs(writer: Writer, program: TileProgram, namer: Namer, buffers: dict[
         writer.add(inner)
 
 
-def _phase(writer: Writer, body: Body, program: TileProgram, buffers: dict[str, str]) -> None:
+def write_phase(
+    writer: Writer, body: Body, params: Sequence[Param], buffers: Mapping[str, str], chunks: int = 1
+) -> None:
     """One phase of one program: its index arrays, then its statements."""
-    phase, chunks = body.phase, program.phases[0].num_chunks
-    _statements(body, program, buffers)
+    phase = body.phase
+    _statements(body, params, buffers)
     if _uses(body.writer, "col"):
         writer.line(f"col = np.arange({phase.num_cols!r})[None, :]")
     if _uses(body.writer, "row"):
@@ -128,8 +132,8 @@ def _uses(writer: Writer, name: str) -> bool:
     return re.search(rf"\b{name}\b", writer.text) is not None
 
 
-def _statements(body: Body, program: TileProgram, buffers: dict[str, str]) -> None:
-    body.buffers, body.dtypes = buffers, {param.name: param.dtype for param in program.params}
+def _statements(body: Body, params: Sequence[Param], buffers: Mapping[str, str]) -> None:
+    body.buffers, body.dtypes = dict(buffers), {param.name: param.dtype for param in params}
     for one in body.phase.passes:
         group = 0
         for item in noted(one):

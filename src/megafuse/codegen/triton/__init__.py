@@ -1,5 +1,17 @@
 """Tile program to Triton text."""
 
-from megafuse.codegen.triton.kernel import print_kernel
+from megafuse.codegen.artifact import KernelSource
+from megafuse.codegen.dot_program import DotProgram
+from megafuse.codegen.program import TileProgram
+from megafuse.codegen.triton.dot import print_dot
+from megafuse.codegen.triton.kernel import print_tiles
+
+
+def print_kernel(program: TileProgram | DotProgram, *, assembly: bool = True) -> KernelSource:
+    """``program`` as a Triton module; see ``kernel.print_tiles`` and ``dot.print_dot``."""
+    if isinstance(program, DotProgram):
+        return print_dot(program, assembly=assembly)
+    return print_tiles(program, assembly=assembly)
+
 
 __all__ = ["print_kernel"]

@@ -18,7 +18,7 @@ from megafuse.codegen.writer import Writer
 from megafuse.core.sizes import may_exceed
 
 
-def print_kernel(program: TileProgram, *, assembly: bool = True) -> KernelSource:
+def print_tiles(program: TileProgram, *, assembly: bool = True) -> KernelSource:
     """``program`` as a Triton module with one kernel (and the small device functions it calls).
 
     ``assembly=False`` writes exponentials in plain Triton, for its interpreter.
@@ -54,7 +54,7 @@ def _kernel_text(program: TileProgram) -> str:
     writer.line("@triton.jit")
     writer.line(f"def {identifier(program.name)}(")
     for param in program.params:
-        writer.line(f"    {buffer_name(param.name)},  # {_layout(param)}")
+        writer.line(f"    {buffer_name(param.name)},  # {layout_text(param)}")
     for dim in program.dims:
         writer.line(f"    {dim.name},  # a size from {dim.least} on")
     with writer.block("):"):
@@ -105,7 +105,7 @@ def _check(program: TileProgram) -> None:
             raise ValueError(f"{program.name}: phases differ in the use of the second grid axis")
 
 
-def _layout(param: Param) -> str:
+def layout_text(param: Param) -> str:
     """Type and shape of a buffer, and its strides where they are not those of a contiguous tensor."""
     contiguous, step = [], 1
     for size in reversed(param.shape):

@@ -1,0 +1,63 @@
+"""A dot program as a NumPy module: one problem after the other, multiplied in fp32, then the epilogue's statements."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from megafuse.codegen.artifact import KernelSource
+from megafuse.codegen.dot_program import PRODUCT, DotProgram, Matrices
+from megafuse.codegen.names import Namer, identifier
+from megafuse.codegen.numpy.helpers import used_helpers
+from megafuse.codegen.numpy.kernel import write_phase
+from megafuse.codegen.numpy.statements import Body, Value
+from megafuse.codegen.writer import Writer
+from megafuse.core.dtypes import DType
+
+
+def print_dot(program: DotProgram) -> KernelSource:
+    """``program`` as a NumPy module: ``entry`` takes one flat array per parameter, in order, and writes the outputs."""
+    kernel = _kernel_text(program)
+    text = "\n\n\n".join([*used_helpers(kernel), kernel])
+    imports = "import math\n\n" * ("math." in text)
+    imports += "import ml_dtypes\n" * ("ml_dtypes." in text) + "import numpy as np\n"
+    return KernelSource(
+        entry=identifier(program.name),
+        backend="numpy",
+        text=f"{imports}\n\n{text}",
+        params=tuple((param.name, param.dtype) for param in program.params),
+        grid=program.grid,
+        num_warps=program.num_warps,
+        num_stages=program.num_stages,
+        writes=tuple(at for at, param in enumerate(program.params) if param.written),
+    )
+
+
+def _kernel_text(program: DotProgram) -> str:
+    namer = Namer()
+    for name in ("fixed", "row", "col", PRODUCT):
+        namer.one(name)
+    buffers = {param.name: namer.one(f"{param.name}_buf") for param in program.params}
+    writer = Writer()
+    writer.line('@np.errstate(all="ignore")')
+    writer.line(f"def {identifier(program.name)}(")
+    for param in program.params:
+        out = "out " * param.written
+        writer.line(f"    {buffers[param.name]},  # {out}{param.dtype.value} {list(param.shape)}, flat")
+    rows = 1 << max(program.epilogue.loop_size - 1, 0).bit_length()  # all of them at once
+    phase = replace(program.epilogue, row_tile=rows, rows_per_chunk=rows)
+    with writer.block("):"):
+        writer.docstring(program.doc)
+        body = Body(Writer(2), phase, namer, phase.fixed, phase.loop)
+        body.values[PRODUCT] = Value(PRODUCT, DType.F32, rows=True, cols=True)
+        with writer.block(f"for fixed in range({program.problems}):"):
+            a = _matrix(program.a, buffers[program.a.buffer], (phase.loop_size, program.inner))
+            b = _matrix(program.b, buffers[program.b.buffer], (program.inner, phase.num_cols))
+            writer.call("acc = np.matmul(", [a, b])
+            write_phase(writer, body, program.params, buffers)
+    return writer.text
+
+
+def _matrix(operand: Matrices, buffer: str, shape: tuple[int, int]) -> str:
+    step = operand.strides[0]
+    start = " + ".join([*([f"fixed * {step}"] * bool(step)), *([str(operand.offset)] * bool(operand.offset))]) or "0"
+    return f"_matrix({buffer}, {start}, {shape}, {operand.strides[1:]})"

@@ -1,0 +1,180 @@
+"""Dots that take the maps behind them into their own kernel: what they may take, and what that is predicted to cost.
+
+A dot's *region* is what follows from its result element by element: maps, casts and moves that need nothing else which
+depends on the dot. The values of the region that have memory (or one more that is given memory for this: the last sum
+before a norm, say) can be computed from each tile of the product while it is in registers; the product itself is then
+written only if something else reads it. The library's product may be faster than a generated one, so this is worth it
+where it saves more memory traffic than that costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megafuse.core.device import DeviceSpec
+from megafuse.core.dtypes import DType
+from megafuse.core.sizes import is_open
+from megafuse.fusion.anchors import Anchors
+from megafuse.fusion.cost import NestCost, nest_cost
+from megafuse.fusion.initial import initial_nests
+from megafuse.fusion.items import Item
+from megafuse.fusion.merge import merge_nests
+from megafuse.ir.graph import Graph, Node
+from megafuse.ir.index import Affine, Axis
+from megafuse.ir.nest import Anchor, Nest, Space
+from megafuse.ir.trace import Memory, NestError, Trace, trace_nest
+from megafuse.ir.types import Cast, Dot, Map, Opaque, Permute, Reshape
+from megafuse.ir.views import memory_of
+
+HALVES = (DType.BF16, DType.F16)
+EFFICIENCY = {"16bit": 0.97, "tf32": 0.9, "fp32": 0.5}  # time of the library's product over that of a generated one
+MOST_ENDS = 4  # values that one epilogue stores
+
+
+@dataclass(frozen=True)
+class DotRule:
+    """How dots may be run. ``fuse``: as generated kernels where these are predicted to win; else by the library alone.
+
+    ``tf32``: fp32 products are allowed to round their operands to TF32.
+    """
+
+    fuse: bool = False
+    tf32: bool = False
+
+
+LIBRARY = DotRule()
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """A dot and the values that its kernel computes from the product."""
+
+    dot: Node
+    ends: tuple[Node, ...]
+
+
+def epilogues(graph: Graph, anchors: Anchors, dot: Node, consumers: dict[Node, list[Node]]) -> list[Epilogue]:
+    """What ``dot`` could take in: its region's values with memory; and with them the values that leave the region."""
+    if any(is_open(n) for n in (*dot.shape, dot.args[0].shape[-1])) or dot.dtype not in (*HALVES, DType.F32):
+        return []
+    if any(a.dtype is not dot.dtype for a in dot.args[:2]):
+        return []
+    region = _region(graph, dot)
+    stored = [n for n in graph.nodes if n in region and n in anchors.nodes and n is not dot]
+    leaving = [n for n in region if any(c not in region for c in consumers.get(n, ()))]
+    last = [n for n in dict.fromkeys(map(_narrowed, leaving)) if n is not dot and n not in stored]
+    order = {n: i for i, n in enumerate(graph.nodes)}
+    options = [stored, sorted({*stored, *last}, key=order.__getitem__)]
+    found = dict.fromkeys(tuple(ends) for ends in options if 0 < len(ends) <= MOST_ENDS)
+    return [Epilogue(dot, ends) for ends in found]
+
+
+def _region(graph: Graph, dot: Node) -> set[Node]:
+    """``dot`` and all that follows from it element by element in its direction (forward or backward)."""
+    forward = graph.forward_nodes()
+    region, behind = {dot}, {dot}
+    for node in graph.nodes:
+        needed = [a for a in node.args if a in behind]
+        if not needed or node in behind:
+            continue
+        behind.add(node)
+        same = node.type.numel == dot.type.numel and (node in forward) == (dot in forward)
+        if same and node.is_a(Map, Cast, Permute, Reshape) and all(a in region for a in needed):
+            region.add(node)
+    return region
+
+
+def _narrowed(node: Node) -> Node:
+    """The value to store for ``node``: what it is a move or a wider copy of."""
+    while node.is_a(Permute, Reshape) or (node.is_a(Cast) and node.dtype.size > node.args[0].dtype.size):
+        node = node.args[0]
+    return node
+
+
+def consumers_of(graph: Graph) -> dict[Node, list[Node]]:
+    """Who reads each value, in the direction that makes it."""
+    forward = graph.forward_nodes()
+    found: dict[Node, list[Node]] = {}
+    for node in graph.nodes:
+        for arg in node.args:
+            if (node in forward) == (arg in forward):
+                found.setdefault(arg, []).append(node)
+    return found
+
+
+def epilogue_item(epilogue: Epilogue, anchors: Anchors, device: DeviceSpec, rule: DotRule, forward: bool) -> Item:
+    """The nest that computes the ends from the product: rows are the product's problems and rows, columns its columns.
+
+    Raises:
+        NestError: no walk over the product computes them.
+    """
+    materialised, dot = anchors.materialised, epilogue.dot
+    prefix = f"d{dot.uid}_"
+    trace: Trace | None = None
+    for n, end in enumerate(epilogue.ends):
+        (nest,) = initial_nests(Anchor(end), f"{prefix}{n}_")
+        own = trace_nest(nest, materialised)
+        trace = own if trace is None else merge_nests(trace, own, materialised)[0]
+    assert trace is not None
+    fixed, loop, cols = product_axes(trace, dot)
+    nest = Nest(Space((*fixed, *loop), cols), trace.nest.roots)
+    trace = trace_nest(nest, materialised)
+    product_axes(trace, dot)
+    cost = nest_cost(trace, device, anchors.strides)
+    return Item((trace,), _cost(cost, trace, dot, device, rule), forward, dot)
+
+
+def product_axes(trace: Trace, dot: Node) -> tuple[tuple[Axis, ...], tuple[Axis, ...], tuple[Axis, ...]]:
+    """The axes that make up the problem, the row and the column of the product, each row-major.
+
+    Raises:
+        NestError: the nest does not read the product once, element by element.
+    """
+    loads = [i for i in trace.insts if i.kind == "load" and i.node is dot]
+    if len(loads) != 1 or loads[0].guards:
+        raise NestError(f"it reads the product {dot!r} at {len(loads)} places")
+    if any(i.kind == "reduce" for i in trace.insts):
+        raise NestError(f"it reduces what follows from the product {dot!r}")
+    sizes = trace.nest.space.sizes
+    groups = tuple(_row_major(index, n, sizes) for index, n in zip(loads[0].index, dot.shape, strict=True))
+    if sum(map(len, groups)) != len(sizes):
+        raise NestError(f"it walks more than the elements of the product {dot!r}")
+    fixed, loop, cols = groups
+    return fixed, loop, cols
+
+
+def _row_major(index: Affine, size: int, sizes: dict[str, int]) -> tuple[Axis, ...]:
+    """The axes of an index that runs through ``0 .. size - 1``, slowest first."""
+    terms = sorted(index.terms, key=lambda t: -t[1])
+    axes = tuple(Axis(name, sizes[name]) for name, _ in terms)
+    steps = [math.prod(a.size for a in axes[n + 1 :]) for n in range(len(axes))]
+    if index.const or steps != [s for _, s in terms] or math.prod(a.size for a in axes) != size:
+        raise NestError("it reads the product in another order than the rows and columns of its tiles")
+    return axes
+
+
+def _cost(cost: NestCost, trace: Trace, dot: Node, device: DeviceSpec, rule: DotRule) -> NestCost:
+    """Beside the library's product: what a generated one takes longer, and the epilogue's traffic and arithmetic."""
+    reads = tuple((n, b) for n, b in cost.reads if n is not dot)
+    memory = (sum(b for _, b in reads) + cost.write_bytes) / device.dram_bandwidth
+    seconds = max(memory, cost.results / device.fp32_rate) + slower_by(dot, device, rule)
+    return NestCost(seconds, reads, cost.write_bytes, 0, cost.results, cost.tile_bytes, 0)
+
+
+def slower_by(dot: Node, device: DeviceSpec, rule: DotRule) -> float:
+    """Predicted seconds by which a generated product is slower than the library's."""
+    half = dot.dtype in HALVES
+    kind = "16bit" if half else "tf32" if rule.tf32 else "fp32"
+    rate = {"16bit": device.dot_rate_16bit, "tf32": device.dot_rate_tf32, "fp32": device.dot_rate_fp32}[kind]
+    flops = 2.0 * math.prod(dot.shape) * dot.args[0].shape[-1]
+    return flops / rate * (1 / EFFICIENCY[kind] - 1)
+
+
+def unwritten_bytes(graph: Graph, materialised: Memory, items: Sequence[Item]) -> int:
+    """Bytes of the products that no one but their own epilogue reads, so that they are never written."""
+    read = {n for i in items for n in i.trace.loaded() if n is not i.dot}
+    called = [a for n in graph.nodes if n.is_a(Dot, Opaque) for a in n.args]
+    read |= {memory_of(n, materialised) for n in (*called, *graph.outputs) if n is not None}
+    return sum(i.dot.type.nbytes for i in items if i.dot is not None and i.dot not in read)
