@@ -66,7 +66,7 @@ test-gpu: $(GPU_NEEDS) ## the tests that need a GPU; PYTHON=python3 uses that Py
 	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu $(ARGS)
 
 test-versions: $(STAMP) ## the CPU tests under the releases that pyproject.toml names, into docs/compatibility.md
-	PIP_EXTRA_INDEX="$(PIP_EXTRA_INDEX)" $(BIN)/python tools/test_versions.py --jobs $(JOBS) $(ARGS)
+	PIP_EXTRA_INDEX="$(PIP_EXTRA_INDEX)" $(BIN)/python tools/run_versions.py --jobs $(JOBS) $(ARGS)
 
 fuzz: $(STAMP) ## random modules, checked; ARGS="--count 2000 --seed 1 --dtype bf16"
 	@$(BIN)/megafuse fuzz --jobs $(JOBS) $(ARGS)

@@ -26,6 +26,8 @@ def section(record: Mapping[str, Any]) -> str:
     """Tables of environments, of tests by folder and of compiled kernels, then every failure and reason to skip."""
     runs: Mapping[str, Any] = record["environments"]
     names = list(runs)
+    if not names:
+        return "No run is recorded yet."
     head = ["", *names]
     about = [[key, *(_fact(runs[n], key) for n in names)] for key in ("python", *PACKAGES, "date", "commit")]
     folders = sorted({f for n in names for f in runs[n]["tests"]})

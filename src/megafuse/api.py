@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ from torch import nn
 
 from megafuse.compiler import Engine, NotFusedWarning, Options
 from megafuse.core.errors import InputError, stage_of, trimmed
+from megafuse.tune import tuner
 from megafuse.validate import CheckReport
 from megafuse.validate import check as _check
 
@@ -57,7 +59,7 @@ def _fused_module(module: nn.Module, engine: Engine) -> nn.Module:
         if self.__dict__ is module.__dict__:
             return _served(engine, args, kwargs)
         if self not in others:  # made by the class, not by fuse: it has parameters of its own
-            others[self] = Engine(plain(self).forward, engine.options)
+            others[self] = make_engine(plain(self).forward, engine.options)
         return _served(others[self], args, kwargs)
 
     def reduce(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
@@ -74,11 +76,16 @@ def _fused_module(module: nn.Module, engine: Engine) -> nn.Module:
 def _remake_module(make: Callable[..., nn.Module], args: tuple[Any, ...], options: Options) -> nn.Module:
     """What unpickling and copying call: a fused module without captures around a new original."""
     module = make(*args)
-    return _fused_module(module, Engine(module.forward, options))
+    return _fused_module(module, make_engine(module.forward, options))
 
 
 def _remake_function(original: Callable[..., Any], options: Options) -> FusedFunction:
-    return FusedFunction(Engine(original, options))
+    return FusedFunction(make_engine(original, options))
+
+
+def make_engine(callee: Callable[..., Any], options: Options) -> Engine:
+    """An engine that measures tiles where the options ask for that."""
+    return Engine(callee, options, tuner() if options.tune else None)
 
 
 def fuse(
@@ -88,6 +95,8 @@ def fuse(
     strict: bool = False,
     max_specializations: int = 8,
     dots: str = "library",
+    tune: bool | None = None,
+    plan: str | os.PathLike[str] | None = None,
     **kwargs: Any,
 ) -> Any:
     """Fuse a module or function for calls like ``fn(*args, **kwargs)``.
@@ -100,8 +109,13 @@ def fuse(
         strict: an error instead of running unconverted ATen ops as they are inside the plan.
         max_specializations: how many programs may be made for calls that differ in their sizes alone, where sizes
             cannot share one; further sizes run the original ops, with a warning.
-        dots: how matrix products run: ``library``, or ``auto`` (generated kernels that also compute what follows from
-            the product, where these are predicted to be faster; the library's elsewhere).
+        dots: ``library``, or ``auto``: generated products that compute what follows, where predicted to be faster.
+        tune: measure the tiles of kernels that were not measured before, on the GPU at hand, for about 90 s, and keep
+            them in the cache; None: take those in the cache, measure nothing; False: the heuristic's tiles.
+            ``MEGAFUSE_FAST_AUTOTUNE=1`` (or ``MLP_FAST_AUTOTUNE=1``) has the effect of False everywhere.
+        plan: a file that ``megafuse tune --export`` wrote: its tiles, and no others, are taken. The environment
+            variable ``MEGAFUSE_PLAN`` names one for all calls; ``MEGAFUSE_REQUIRE_PLAN=1`` makes a kernel without an
+            entry an error.
         **kwargs: example keyword arguments of the call.
 
     Returns:
@@ -109,7 +123,8 @@ def fuse(
         submodules with it.
 
     Raises:
-        InputError: an argument is not usable; the message names it.
+        InputError: an argument is not usable; the message names it. A plan cannot be read, is for another GPU, or lacks
+            a kernel that is required.
         CaptureError: the callable cannot be traced.
         UnsupportedError: ``strict`` and something has no converter.
         TargetError: the target is not available here.
@@ -118,9 +133,9 @@ def fuse(
         raise InputError(f"fuse() takes a module or a function, not {type(fn).__name__}")
     original = getattr(fn, "__megafuse__", None)
     callee = original.original if original is not None else fn.forward if isinstance(fn, nn.Module) else fn
-    engine = Engine(
-        callee, Options(target, strict=strict, max_specializations=max_specializations, dots=dots)
-    )  # a module's hooks run around its forward
+    path = None if plan is None else os.fspath(plan)
+    options = Options(target, strict=strict, max_specializations=max_specializations, dots=dots, tune=tune, plan=path)
+    engine = make_engine(callee, options)  # a module's hooks run around its forward
     try:
         engine.bound(args, kwargs)
     except Exception as error:

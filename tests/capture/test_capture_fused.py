@@ -11,14 +11,31 @@ from torch import Tensor, nn
 import megafuse
 from capture_table import MODULES, OPAQUE, TABLES, WIDE
 from megafuse.api import engine_of
+from megafuse.capture.registry import lookup
 from megafuse.compiler import Compiled
 from megafuse.ir.types import Cast, Map, Opaque, Reduce
 from megafuse.validate import CheckOptions, check
 
 FEW = CheckOptions(seeds=3, small_seeds=2, repeats=1)
 FORMS = {"fp32": (torch.float32, (4, 4, 8)), "bf16_odd": (torch.bfloat16, (3, 5, 7))}
+NO_FORMULA = set("equal frexp gcd lcm igamma igammac".split())
+NO_DERIVATIVE = {  # special functions that PyTorch itself cannot differentiate, or only in part
+    f"special_{name}" for name in "airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 modified_bessel_k0 "
+    "modified_bessel_k1 scaled_modified_bessel_k0 scaled_modified_bessel_k1 zeta".split()
+}  # fmt: skip
+RECURRENCES = {  # of a length that is data
+    f"special_{kind}polynomial_{name}" for kind, names in (("chebyshev_", "tuvw"), ("shifted_chebyshev_", "tuvw"),
+    ("laguerre_", "l"), ("legendre_", "p"), ("hermite_", ["h", "he"])) for name in names
+}  # fmt: skip
+SPECIAL = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0, -1.0, 1e-3, 3e38, -0.5, 2.0, 0.5])
+CPU_DIFFERS = {  # where PyTorch's CPU kernels and CUDA kernels disagree; the formula is that of CUDA
+    "addcmul": "overflow of the product before it is scaled",
+    "fmod": "huge quotients are NaN on the CPU",
+    "logit": "gradient at NaN",
+    "hard": "gradient at NaN",
+    "shrinks": "gradient at NaN",
+}
 TIES = torch.tensor([1.0, 2.0, 3.0])
-SPECIAL = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0, -1.0, 1e-3, 3e38, -0.5])
 
 
 def inputs(dtype: torch.dtype, shape: tuple[int, ...], values: Tensor | None = None) -> list[Tensor]:
@@ -51,6 +68,22 @@ def grouped(title: str, names: list[str]) -> Any:
         return {name: TABLES[title][name](x, y, z) for name in names}
 
     return every
+
+
+def test_every_pointwise_op_is_known() -> None:
+    """PyTorch's own list: each is converted, taken apart on every device, or one of those named here."""
+    missing = set()
+    for name in torch._C._dispatch_get_all_op_names():
+        space, _, rest = name.partition("::")
+        base, _, overload = rest.partition(".")
+        op = getattr(getattr(torch.ops.aten, base, None), overload or "default", None) if space == "aten" else None
+        if op is None or torch.Tag.pointwise not in op.tags or op._schema.is_mutable or lookup(op):
+            continue
+        has = torch._C._dispatch_has_kernel_for_dispatch_key
+        if not has(op.name(), "CompositeImplicitAutograd") or has(op.name(), "CPU"):
+            missing.add(base)
+    assert {name for name in missing if not name.startswith("special_")} <= NO_FORMULA
+    assert {name for name in missing if name.startswith("special_")} <= NO_DERIVATIVE | RECURRENCES
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -105,6 +138,26 @@ def test_ties(name: str) -> None:
     fn = next(table[name] for table in TABLES.values() if name in table)
     args = inputs(torch.float32, (4, 4, 8), TIES)
     check(fn, *args, fused=megafuse.fuse(fn, *args, target="interpret"), options=FEW).raise_if_failed()
+
+
+def kinds(x: Tensor) -> Tensor:
+    """0 for numbers, 1 and 2 for infinities, 3 for NaN."""
+    return x.isposinf() * 1 + x.isneginf() * 2 + x.isnan() * 3
+
+
+@pytest.mark.parametrize("name", [n for t in ("pointwise", "activations") for n in TABLES[t] if n not in CPU_DIFFERS])
+def test_special_values(name: str) -> None:
+    """NaN and infinities are where PyTorch has them, in output and gradients, for all triples of special values."""
+    fn = TABLES["pointwise"].get(name) or TABLES["activations"][name]
+    triples = torch.cartesian_prod(SPECIAL, SPECIAL, SPECIAL)
+    args = [triples[:, i].reshape(1, 12, 144).clone().requires_grad_() for i in range(3)]
+    found = []
+    for call in (fn, megafuse.fuse(fn, *args, target="interpret")):
+        out = call(*args)
+        found.append([out, *torch.autograd.grad(out, args, torch.ones_like(out), allow_unused=True)])
+    for theirs, ours in zip(*found, strict=True):
+        assert (theirs is None) == (ours is None)
+        assert theirs is None or torch.equal(kinds(ours), kinds(theirs))
 
 
 def test_dropout_draws_what_eager_draws() -> None:

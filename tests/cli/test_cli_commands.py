@@ -15,6 +15,7 @@ from megafuse.cli import demo_cpu
 from megafuse.cli.planning import plan_selection
 from megafuse.cli.selection import Selection
 from megafuse.cli.targets import make_example
+from megafuse.runtime.plan_store import Entry, write_entry
 
 GATED = ("--module", "cli_modules:gated", "--input", "6,16:float32")
 FFN = ("--workload", "gelu_ffn")
@@ -24,9 +25,9 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 def test_help_lists_the_commands_that_exist(megafuse_cli):
     status, out, _ = megafuse_cli("--help")
     assert status == 0
-    for command in ("demo", "explain", "show", "check", "doctor", "cache"):
+    for command in ("demo", "explain", "show", "check", "fuzz", "tune", "doctor", "cache"):
         assert command in out
-    for later in ("tune", "profile", "ablate"):
+    for later in ("profile", "ablate"):
         assert later not in out
 
 
@@ -183,3 +184,41 @@ def test_plans_for_other_architectures():
 def test_import_of_the_package_does_not_load_torch():
     code = "import sys, megafuse; assert 'torch' not in sys.modules; dir(megafuse); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=SOURCE, timeout=60)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
+def test_tuning_needs_a_gpu(megafuse_cli):
+    status, _, err = megafuse_cli("tune", *GATED)
+    assert status == 2
+    assert "no CUDA device" in err
+
+
+def kept_entry(name):
+    tile = {
+        "row_tile": 2, "rows_per_chunk": 8, "pieces": [64, 32], "col_block": 0, "col_grid": False, "num_stages": 3,
+        "hoist": True,
+    }  # fmt: skip
+    facts = {
+        "tuned_seconds": 1e-5,
+        "registers": 40,
+        "spills": 0,
+        "occupancy": 0.5,
+        "copy_share": 0.81,
+        "limit": "memory",
+    }
+    return Entry(name * 8, name, (tile,), 4, 1e-5, 2.5e-5, facts)
+
+
+def test_the_cache_lists_what_was_measured_and_drops_it_alone(megafuse_cli, tmp_path):
+    assert "nothing measured" in megafuse_cli("cache", "--tuned")[1]
+    (tmp_path / "cache" / "kept.txt").write_text("x")
+    write_entry(kept_entry("k0_x"), "NVIDIA H200")
+    write_entry(kept_entry("k1_y"), "NVIDIA H200")
+    assert "2 kernels measured on NVIDIA H200" in megafuse_cli("cache")[1]
+    listed = megafuse_cli("cache", "--tuned")[1]
+    (line,) = [one for one in listed.splitlines() if "k0_x" in one]
+    for part in ("25 us", "10 us", "2.50x", "2 x 64+32 in 8, 4 warps, 3 stages", "40", "50 %", "81 %", "memory"):
+        assert part in line
+    assert "deleted 2 files" in megafuse_cli("cache", "--clear", "--tuned")[1]
+    assert (tmp_path / "cache" / "kept.txt").is_file()
+    assert "nothing measured" in megafuse_cli("cache", "--tuned")[1]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import triton.language as tl
 from triton.backends import compiler
-from triton.runtime.interpreter import InterpreterBuilder
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from megafuse.runtime import shim
 
@@ -23,7 +24,14 @@ def aligned(count: int) -> Any:
 
 
 def complete_interpreter() -> None:
-    """Give the interpreter the type of truth values, which that of 3.2 forgot (it cannot negate one without)."""
-    if not hasattr(InterpreterBuilder, "get_int1_ty"):
-        InterpreterBuilder.get_int1_ty = lambda self: tl.int1
+    """Let the interpreter negate truth values: that of 3.2 does not know their type there."""
     shim.complete_interpreter()
+    if hasattr(InterpreterBuilder, "get_int1_ty"):
+        return
+    others = InterpreterBuilder.get_all_ones_value
+
+    def all_ones(self: Any, kind: Any) -> TensorHandle:
+        return TensorHandle(np.full(1, True), kind) if kind == tl.int1 else others(self, kind)
+
+    InterpreterBuilder.get_int1_ty = lambda self: tl.int1
+    InterpreterBuilder.get_all_ones_value = all_ones

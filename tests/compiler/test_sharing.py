@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import megafuse
 from megafuse.api import engine_of
-from megafuse.compiler import NotFusedWarning
+from megafuse.compiler import NotFusedWarning, sharing
 from megafuse.core.errors import CaptureError, InputError, UnsupportedError
 from sharing_modules import BatchLoss, NormGate, TokenMix, check_few, differences, distance, engine, rooted
 
@@ -113,6 +113,20 @@ def test_large_and_small_sizes_have_plans_of_their_own() -> None:
         x = torch.randn(n, 1024)
         assert distance(fused(x), nn.functional.silu(x)) < NEAR
     assert found.generations == MOST
+
+
+def test_sizes_past_32_bit_indices_have_a_program_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The border is moved to where tensors are small."""
+    monkeypatch.setattr(sharing, "WIDE", 1000)
+    module = NormGate(6)
+    fused, found = engine(module, *inputs((9, 3, 6)))
+    for n in (13, 20, 60, 500, 5):
+        assert differences(module, fused, inputs((n, 3, 6))) < NEAR, n
+    assert found.generations == 3
+    _, narrow, wide = (b.compiled for b in found.bindings)
+    assert narrow is not None and wide is not None
+    texts = ["".join(k.text for k in c.artifact("triton").kernels) for c in (narrow, wide)]
+    assert "int64" not in texts[0] and "n = n.to(tl.int64)" in texts[1]
 
 
 @pytest.mark.parametrize("name", list(CASES))

@@ -3,6 +3,14 @@ import triton.language as tl
 
 
 @triton.jit
+def _rsqrt(x):
+    """1 / sqrt(x) of fp32. What is below 2**-126, which the instruction takes for 0, is scaled first."""
+    tiny = x < 1.1754943508222875e-38
+    root = tl.rsqrt(tl.where(tiny, x * 16777216.0, x))
+    return tl.where(tiny, root * 4096.0, root)
+
+
+@triton.jit
 def k0_value(
     x0_ptr,  # bf16 [96, 8, 64]
     value_ptr,  # out bf16 [96, 8, 64], strides [64, 6144, 1]
@@ -24,7 +32,7 @@ def k0_value(
     sum0 = tl.sum(mul0, 1, keep_dims=True)
     mul1 = sum0 * 0.015625
     add1 = mul1 + 0.001
-    rsqrt0 = tl.rsqrt(add1)
+    rsqrt0 = _rsqrt(add1)
     mul2 = add0 * rsqrt0
     h0 = mul2.to(tl.bfloat16)
     tl.store(value_ptr + r0 * 64 + r1 * 6144 + col, h0)

@@ -11,7 +11,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     found: Counter[str] = Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
-            found.update(dict(getattr(report, "user_properties", ())).get("random_modules", {}))
+            if getattr(report, "when", "") == "call":  # set-up and tear-down carry the same properties
+                found.update(dict(report.user_properties).get("random_modules", {}))
     if found:
         kinds = ("passed", "failed", "not run")
         terminalreporter.write_line(f"random modules: {', '.join(f'{found[k]} {k}' for k in kinds)}")

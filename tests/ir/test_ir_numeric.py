@@ -19,6 +19,7 @@ EDGES = "nan inf -inf 0 -0.0 1 -1 0.5 1.5 2.5 -2.5 3 -3 7.3 -0.3 1e-30 88 -200"
 VALUES = torch.tensor([float(x) for x in EDGES.split()], dtype=torch.float64)
 INTS = torch.tensor([-7, -2, -1, 1, 2, 5], dtype=torch.int32)
 
+UNIT = torch.cat([torch.linspace(0.0005, 0.9995, 41), torch.tensor([1e-300, 1e-20, 1e-6, 0, 1, 2])]).double()
 UNARY = [n for n, f in MAP_FNS.items() if f.arity == 1 and n != "not"]
 BINARY = [n for n, f in MAP_FNS.items() if f.arity == 2 and n not in ("and", "or", "xor", "shl", "shr")]
 INT_BINARY = "add sub mul div pow fmod remainder floordiv maximum minimum and or xor lt eq".split()
@@ -33,7 +34,7 @@ TORCH = {
 
 def reference(fn: str) -> Callable[..., torch.Tensor]:
     """PyTorch's function of that name."""
-    return TORCH.get(fn) or getattr(torch, fn)
+    return TORCH.get(fn) or getattr(torch, fn, None) or getattr(torch.special, fn)
 
 
 def pairs(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -51,6 +52,11 @@ def test_unary_float(fn: str) -> None:
     with np.errstate(all="ignore"):
         got = FUNCTIONS[fn](VALUES.numpy())
     np.testing.assert_allclose(got, reference(fn)(VALUES).numpy(), rtol=1e-12, atol=0 if fn != "lgamma" else 1e-15)
+
+
+@pytest.mark.parametrize("fn", ["erfinv", "ndtri"])
+def test_inverses_on_their_domain(fn: str) -> None:
+    np.testing.assert_allclose(FUNCTIONS[fn](UNIT.numpy()), reference(fn)(UNIT).numpy(), rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("fn", BINARY)

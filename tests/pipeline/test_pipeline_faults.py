@@ -123,7 +123,7 @@ def test_fault_is_found(
     compiled = megafuse.api.engine_of(fused).bindings[0].compiled
     assert compiled is not None
     faulty = plant(FAULTS[name], compiled.artifact("numpy"))
-    monkeypatch.setattr(Compiled, "artifact", lambda self, backend: faulty)
+    monkeypatch.setattr(Compiled, "artifact", lambda *_, **__: faulty)
     monkeypatch.setattr(megafuse.compiler.engine, "compile_captured", lambda *_, **__: compiled)
     broken = megafuse.fuse(block, x, target="interpret")
     report = report_of(block, x, broken)

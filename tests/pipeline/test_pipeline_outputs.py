@@ -42,7 +42,7 @@ def three_layouts(x: Tensor) -> Outputs:
 
 
 def part_of_a_concat(x: Tensor) -> Tensor:
-    return torch.cat([x, torch.tanh(x)], -1).select(2, 4)
+    return torch.cat([x, torch.sin(x)], -1).select(2, 4)
 
 
 def part_of_a_padded_value(x: Tensor) -> Tensor:
@@ -73,3 +73,34 @@ def test_products_of_an_expanded_value_follow_the_other_operand(dtype: torch.dty
     w = torch.randn(7, 4, dtype=dtype).t().requires_grad_()
     assert fn(x, w).stride() == (1, 4)
     check_few(fn, x, w, fused=megafuse.fuse(fn, x, w, target="interpret"))
+
+
+def test_parts_that_no_output_needs() -> None:
+    """The gradient of a bias whose other columns go unused is a sum of zeros there."""
+    linear = torch.nn.Linear(5, 12)
+
+    class Module(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = linear
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x).split(3, 1)[0] * 2
+
+    module, x = Module(), torch.randn(4, 5, requires_grad=True)
+    check_few(module, x, fused=megafuse.fuse(module, x, target="interpret"))
+
+
+FILLED: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum of zeros": lambda x: torch.cat([x, torch.zeros(3, 4)], 1).sum(0),
+    "sum of halves": lambda x: torch.cat([x, torch.full((3, 4), 0.5)], 1).sum(0),
+    "largest": lambda x: torch.cat([x, torch.full((3, 4), 0.1)], 1).amax(0),
+    "product": lambda x: torch.cat([x, torch.full((3, 4), 1.5)], 1).prod(0),
+    "sum of all": lambda x: x * torch.ones(3, 4).sum(),
+}
+
+
+@pytest.mark.parametrize("name", FILLED)
+def test_reductions_of_filled_tensors(name: str) -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+    check_few(FILLED[name], x, fused=megafuse.fuse(FILLED[name], x, target="interpret"))

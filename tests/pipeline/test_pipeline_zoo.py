@@ -77,11 +77,7 @@ def traffic(name: str) -> float:
     return sum(k.dram_bytes for k in compiled.step.kernels) / (x.numel() * x.element_size())
 
 
-REREAD = pytest.mark.xfail(reason="the sum for b1 is a second pass over dZ, stored interleaved")
-MUTATIONS = [pytest.param(n, marks=REREAD) if n == "interleaved_gate" else n for n in names("mutation")]
-
-
-@pytest.mark.parametrize("name", MUTATIONS)
+@pytest.mark.parametrize("name", names("mutation"))
 def test_mutations_move_what_the_block_moves(name: str) -> None:
     expected = traffic("rank_mixer_block") + EXPECTED_DIFFERENCE.get(name, 0.0)
     allowed = 0.02 if name in EXPECTED_DIFFERENCE else TOLERANCE

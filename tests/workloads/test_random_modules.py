@@ -85,7 +85,7 @@ def test_there_is_something_of_everything(monkeypatch: pytest.MonkeyPatch) -> No
     steps = random_steps.STEPS
     monkeypatch.setattr(random_steps, "STEPS", tuple(map(counted, steps)))
     programs = [random_program(seed, dtype) for seed in range(MANY) for dtype in DTYPES]
-    assert min(taken[step.__name__] for step in steps) >= 8
+    assert min(taken[step.__name__] for step in steps) >= 5, taken
     leaves = [(leaf.name.removeprefix("self.")[0], leaf) for p in programs for leaf in p.leaves]
     for kind, layout in [*(("x", name) for name in LAYOUTS), ("w", "transposed")]:
         assert sum(k == kind and leaf.layout == layout for k, leaf in leaves) >= 5, (kind, layout)
@@ -106,10 +106,7 @@ def test_16_bit_modules_decide_no_branch_on_rounded_values() -> None:
         computed = {line.name for line in program.lines if not line.expression.startswith(("x", "self.b", "self.w"))}
         for line in program.lines:
             assert not ("F.relu" in line.expression and computed.intersection(line.reads)), program.source()
-    rectified = [
-        p for s in range(MANY) for p in [random_program(s)] if any("F.relu(v" in x.expression for x in p.lines)
-    ]
-    assert rectified
+    assert any("F.relu(v" in random_program(seed).source() for seed in range(500))
 
 
 # --- reduction --------------------------------------------------------------------------------------------------------

@@ -96,6 +96,7 @@ class _Unifier:
         self.equal([(c.out_alias, c.out_shared, c.mutations, c.tangent_of, c.out_requires_grad) for c in every])
         if any(not _same_tensors(first.constants, c.constants) for c in every):
             raise Differs("it makes other constant tensors at other sizes")
+        self.equal([[leaf.path for leaf in c.leaves] for c in every])
         rows = zip(*(c.leaves for c in every), strict=True)
         leaves = [self.value([replace(leaf, storage_offset=0) for leaf in row]) for row in rows]
         leaves += [

@@ -1,12 +1,16 @@
-"""The cache directory: where it is, what is in it, and emptying it."""
+"""The cache directory: where it is, what is in it, what was measured, and emptying it."""
 
 from __future__ import annotations
 
 import shutil
+from itertools import groupby
 from pathlib import Path
 
+from megafuse.cli.tables import as_text
+from megafuse.cli.tuning import tuned_table
 from megafuse.explanation.text import quantity
 from megafuse.runtime.cachedir import ENV, cache_dir
+from megafuse.runtime.plan_store import FOLDER, all_entries
 
 
 def _files(folder: Path) -> list[Path]:
@@ -18,15 +22,24 @@ def cache_report() -> str:
     folder = cache_dir()
     files = _files(folder)
     size = sum(f.stat().st_size for f in files)
-    return f"{folder}\n{len(files)} files, {quantity(size, 'B')} (moved by the environment variable {ENV})"
+    lines = [f"{folder}", f"{len(files)} files, {quantity(size, 'B')} (moved by the environment variable {ENV})"]
+    for device, entries in groupby(all_entries(), key=lambda pair: pair[0]):
+        lines.append(f"{len(list(entries))} kernels measured on {device} (--tuned lists them)")
+    return "\n".join(lines)
 
 
-def clear_cache() -> str:
-    """Delete everything in the cache directory; says what was freed."""
-    folder = cache_dir()
+def tuned_report() -> str:
+    """Everything that was measured, by device."""
+    groups = groupby(all_entries(), key=lambda pair: pair[0])
+    return "\n\n".join(as_text(tuned_table([e for _, e in g], device)) for device, g in groups) or "nothing measured"
+
+
+def clear_cache(*, tuned: bool = False) -> str:
+    """Delete everything in the cache directory, or only what was measured; says what was freed."""
+    folder = cache_dir() / FOLDER if tuned else cache_dir()
     files = _files(folder)
     size = sum(f.stat().st_size for f in files)
-    for entry in folder.iterdir():
+    for entry in folder.iterdir() if folder.is_dir() else ():
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         else:

@@ -8,8 +8,7 @@ import signal
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures import TimeoutError as FuturesTimeoutError
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -185,13 +184,16 @@ def _outcomes(
                 return
             yield case, examine_case(case, each, reduce_for)
         return
+    left = iter(todo)
+    running: dict[Future[Failure | None], Case] = {}
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=limit_threads) as pool:
-        futures = {pool.submit(examine_case, case, each, reduce_for): case for case in todo}
-        left = end - time.monotonic()
-        try:
-            for future in as_completed(futures, None if math.isinf(left) else max(0.0, left)):
-                yield futures[future], future.result()
-        except FuturesTimeoutError:
-            pool.shutdown(wait=False, cancel_futures=True)
-        except BrokenProcessPool as error:
-            raise TargetError("a process died while it ran a module", hint="run again with --jobs 1") from error
+        while True:
+            while len(running) < jobs and time.monotonic() < end and (following := next(left, None)):
+                running[pool.submit(examine_case, following, each, reduce_for)] = following
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                try:
+                    yield running.pop(future), future.result()
+                except BrokenProcessPool as error:
+                    raise TargetError("a process died while it ran a module", hint="run it with --jobs 1") from error

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from megafuse.cli.cache import cache_report, clear_cache
+from megafuse.cli.cache import cache_report, clear_cache, tuned_report
 from megafuse.cli.demo import run_demo
 from megafuse.cli.doctor import doctor_report
 from megafuse.cli.fuzz import cases, run_fuzz
@@ -20,6 +20,7 @@ from megafuse.cli.running import check_selection
 from megafuse.cli.selection import Selection, takes_selection
 from megafuse.cli.show import Stage, show_stage
 from megafuse.cli.targets import pick_device
+from megafuse.cli.tuning import tune_selection
 from megafuse.core.errors import MegafuseError, stage_of, trimmed
 from megafuse.explanation import format_plan
 
@@ -98,15 +99,32 @@ def fuzz(
 
 
 @app.command()
+@takes_selection
+def tune(
+    selection: Selection,
+    seconds: Annotated[float, typer.Option(help="end the search after so long; what is settled is kept")] = 90.0,
+    again: Annotated[bool, typer.Option("--again", help="measure what has been measured before, too")] = False,
+    export: Annotated[Path | None, typer.Option(help="write the plan to this file, for fuse(plan=...)")] = None,
+) -> None:
+    """Measure the tiles of a module's kernels on the GPU at hand, keep the best ones, and show what was found."""
+    typer.echo(tune_selection(selection, seconds=seconds, again=again, export=export))
+
+
+@app.command()
 def doctor() -> None:
     """Show versions, GPU, compilers and cache, and what works here."""
     typer.echo(doctor_report())
 
 
 @app.command()
-def cache(clear: Annotated[bool, typer.Option("--clear", help="delete what is in it")] = False) -> None:
-    """Show where the cache is and how large; or clear it."""
-    typer.echo(clear_cache() if clear else cache_report())
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="delete what is in it")] = False,
+    tuned: Annotated[bool, typer.Option("--tuned", help="only what was measured: list it, or with --clear drop it")] = (
+        False
+    ),
+) -> None:
+    """Show where the cache is, how large, and what was measured; or clear it."""
+    typer.echo(clear_cache(tuned=tuned) if clear else tuned_report() if tuned else cache_report())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

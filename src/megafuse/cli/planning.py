@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from megafuse.cli.selection import Selection
 from megafuse.cli.targets import META, Example, make_example
-from megafuse.compiler import Compiled, compile_call
+from megafuse.compiler import Compiled, KnownTiles, compile_call, complete, find_known
 from megafuse.core.device import DeviceSpec, device_spec
 from megafuse.explanation import EagerEstimate, PlanInfo, estimate_eager, explain_compiled
 from megafuse.runtime.device import live_device_spec
@@ -40,12 +40,24 @@ def planning_device(arch: int | None) -> DeviceSpec:
 
 
 def plan_selection(
-    selection: Selection, arch: int | None = None, *, strict: bool = False, size: str = "full"
+    selection: Selection,
+    arch: int | None = None,
+    *,
+    strict: bool = False,
+    size: str = "full",
+    measured: bool = True,
 ) -> Planned:
-    """Compile what ``selection`` names, on tensors without data where the selection allows it."""
+    """Compile what ``selection`` names, on tensors without data where the selection allows it.
+
+    For the GPU at hand, with the tiles that ``fuse`` would take: from a plan file, or measured before; with the
+    heuristic's unless ``measured``.
+    """
     example = make_example(selection, size, "meta")
-    compiled = compile_call(example.fn, example.args, example.kwargs, planning_device(arch), strict=strict)
-    return Planned(example, compiled)
+    device = planning_device(arch)
+    here = measured and arch is None and torch.cuda.is_available()
+    known = find_known(device, "cuda") if here else KnownTiles()
+    compiled = compile_call(example.fn, example.args, example.kwargs, device, strict=strict, known=known)
+    return Planned(example, complete(compiled, known))
 
 
 def eager_of(example: Example, device: DeviceSpec) -> EagerEstimate | None:

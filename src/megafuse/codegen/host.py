@@ -30,8 +30,10 @@ from megafuse.core.sizes import may_exceed, open_dims
 from megafuse.schedule.types import Alloc, Buffer, Call, DotCall, Free, Launch, OpaqueCall, Step, View
 
 HELPERS = ("empty", "view", "detached", "fresh", "arrange", "mm", "bmm", "addmm", "baddbmm", "opaque")
-_ARGUMENTS = ("inputs", "saved", "tangents", "forward", "backward", "_")
-_CONSTANTS = ("SAVED_INPUTS", "SAVED_STRIDES", "OVERWRITTEN", "RETURNED_AGAIN")
+_ARGUMENTS = (
+    *("inputs", "saved", "tangents", "forward", "backward", "_"),
+    *("SAVED_INPUTS", "SAVED_STRIDES", "OVERWRITTEN", "RETURNED_AGAIN"),
+)
 _HEAD = """Launch code of one fused step.
 
 forward(inputs) -> (outputs, saved); backward(saved, tangents) -> grads. All are lists of tensors (None: no tensor); the
@@ -98,16 +100,7 @@ def _tuple(values: Iterable[object]) -> str:
 
 
 def _buffer_names(step: Step, kernel_names: Sequence[str], dims: Sequence[str]) -> dict[str, str]:
-    taken = {
-        *RESERVED,
-        *dir(builtins),
-        *HELPERS,
-        *_ARGUMENTS,
-        *_CONSTANTS,
-        *kernel_names,
-        *map(dtype_token, DType),
-        *dims,
-    }
+    taken = {*RESERVED, *dir(builtins), *HELPERS, *_ARGUMENTS, *kernel_names, *map(dtype_token, DType), *dims}
     namer = Namer(frozenset(taken))
     return {b.name: namer.one(b.name) for b in step.buffers}
 

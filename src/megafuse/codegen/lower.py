@@ -196,7 +196,9 @@ class _PhaseLowering:
             dst = self._name(inst, buffer.name)
             offset = combine(inst.index, buffer.strides)
             reread = inst.node in self.reread
-            return Load(dst, buffer.name, offset, level, buffer.dtype, inst.guards, 0.0, reread)
+            # What tests other axes than the address has cannot lead it outside: who selects the value tests them too.
+            guards = tuple(g for g in inst.guards if not {a for a, _ in g.index.terms}.isdisjoint(inst.axes))
+            return Load(dst, buffer.name, offset, level, buffer.dtype, guards, 0.0, reread)
         if inst.kind == "iota":
             return Index(self._name(inst, "index"), inst.index[0], level, inst.dtype)
         if inst.kind == "inside":

@@ -5,11 +5,12 @@ capture -> rewrite -> covers -> select -> step -> tile programs -> text
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from megafuse.capture.api import capture
@@ -34,6 +35,7 @@ from megafuse.ir.rules import SIMPLIFY
 from megafuse.ir.rules_concat import CONCAT_RULES
 from megafuse.ir.rules_long import LONG_RULES
 from megafuse.ir.verify import verify
+from megafuse.schedule.choice import Known, nothing_known
 from megafuse.schedule.step import build_step, wanted_strides
 from megafuse.schedule.types import Step
 from megafuse.select.choose import Selection, select
@@ -44,7 +46,10 @@ PRINTERS: dict[str, Callable[..., KernelSource]] = {"triton": print_triton, "num
 
 @dataclass(frozen=True)
 class Compiled:
-    """Every intermediate value of one compilation; ``seconds`` by stage."""
+    """Every intermediate value of one compilation; ``seconds`` by stage.
+
+    ``measured``: seconds of one launch of kernels that were timed with the tiles they have, by kernel key.
+    """
 
     captured: Captured
     graph: Graph
@@ -54,6 +59,7 @@ class Compiled:
     device: DeviceSpec
     selection: Selection
     seconds: dict[str, float] = field(default_factory=dict, compare=False)
+    measured: Mapping[str, float] = field(default_factory=dict)
 
     def artifact(self, backend: str, *, interpreted: bool = False) -> Artifact:
         """Kernel and launch text for ``backend`` ("triton" or "numpy"); ``interpreted``: for Triton's interpreter.
@@ -83,7 +89,7 @@ class _Clock:
     def run(self, stage: str, fn: Callable[..., Any], *args: Any) -> Any:
         """Run a stage behind capture: what it raises that is no error of ours is a bug of ours, and named as such."""
         try:
-            with deep_recursion():
+            with deep_recursion(), without_collector():
                 return self.time(stage, fn, *args)
         except (MegafuseError, OpenSize):
             raise
@@ -105,6 +111,18 @@ def deep_recursion() -> Iterator[None]:
         sys.setrecursionlimit(before)
 
 
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """No search for cyclic garbage: planning makes many objects and no cycles, and a search visits all of PyTorch's."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 def compile_call(
     fn: Callable[..., Any],
     args: tuple[Any, ...],
@@ -113,6 +131,7 @@ def compile_call(
     *,
     strict: bool = False,
     dots: DotRule = LIBRARY,
+    known: Known = nothing_known,
 ) -> Compiled:
     """Run all stages up to tile programs for one example call.
 
@@ -122,13 +141,17 @@ def compile_call(
     """
     clock = _Clock()
     captured: Captured = clock.time("capture", capture, fn, args, kwargs, strict=strict)
-    return compile_captured(captured, device, clock, dots)
+    return compile_captured(captured, device, clock, known, dots)
 
 
 def compile_captured(
-    captured: Captured, device: DeviceSpec, clock: _Clock | None = None, dots: DotRule = LIBRARY
+    captured: Captured,
+    device: DeviceSpec,
+    clock: _Clock | None = None,
+    known: Known = nothing_known,
+    dots: DotRule = LIBRARY,
 ) -> Compiled:
-    """Run the stages behind capture."""
+    """Run the stages behind capture. ``known(key)``: tiles to take for a kernel in place of the heuristic's."""
     clock = clock or _Clock()
     verify(captured.graph)
     graph: Graph = clock.run("rewrite", rewrite, captured.graph, (*SIMPLIFY, *CONCAT_RULES), "simplify")
@@ -139,9 +162,16 @@ def compile_captured(
     options: tuple[CoverOption, ...] = clock.run("fusion", cover_options, graph, wanted, device, dots)
     selection = select([o.name for o in options], {o.name: o.seconds for o in options})
     cover = next(o for o in options if o.name == selection.chosen).cover()
-    step: Step = clock.run("schedule", build_step, cover, device)
+    step: Step = clock.run("schedule", build_step, cover, device, known)
     programs = clock.run("codegen", _lower, step)
     return Compiled(captured, graph, cover, step, programs, device, selection, clock.seconds)
+
+
+def reschedule(compiled: Compiled, known: Known) -> Compiled:
+    """The same cover with other tiles: schedule and code again."""
+    clock = _Clock()
+    step: Step = clock.run("schedule", build_step, compiled.cover, compiled.device, known)
+    return replace(compiled, step=step, programs=clock.run("codegen", _lower, step), measured={})
 
 
 def _lower(step: Step) -> tuple[TileProgram | DotProgram, ...]:

@@ -23,6 +23,7 @@ from megafuse.capture.types import Captured
 from megafuse.capture.unify import Scalar
 from megafuse.compiler.bound import Bound, Place, Program, bind
 from megafuse.compiler.driver import compile_captured
+from megafuse.compiler.plans import Tuner, complete, find_known
 from megafuse.compiler.sharing import Sharing, stand_ins
 from megafuse.compiler.situation import reason_for_original
 from megafuse.compiler.watch import ModuleWatch
@@ -50,6 +51,7 @@ class Options:
     ``max_specializations``: how many programs may be made for calls that differ in their sizes alone and share none.
     ``dots``: "library" (matrix products are library calls) or "auto" (generated ones, which take in what follows, where
     these are predicted to win).
+    ``tune``: measure tiles that are not known; None: take those that are; False: the heuristic's. ``plan``: a file.
     """
 
     target: str = "auto"
@@ -58,8 +60,14 @@ class Options:
     poison: bool | None = None
     max_specializations: int = 8
     dots: str = "library"
+    tune: bool | None = None
+    plan: str | None = None
 
     def __post_init__(self) -> None:
+        if self.plan is not None and self.tune:
+            raise InputError(
+                "tune=True and a plan are given", hint="a plan's tiles are taken as they are: leave one out"
+            )
         if self.target not in TARGETS:
             raise InputError(f"unknown target {self.target!r}", hint=f"use one of {', '.join(TARGETS)}")
         if self.dots not in DOTS:
@@ -71,11 +79,11 @@ class Options:
 class Engine:
     """Serves calls of one original callable: finds the binding, runs the step, puts the outputs together.
 
-    ``generations`` counts how often code was generated.
+    ``generations`` counts how often code was generated. ``tuner`` measures tiles where the options ask for that.
     """
 
-    def __init__(self, original: Callable[..., Any], options: Options) -> None:
-        self.original, self.options = original, options
+    def __init__(self, original: Callable[..., Any], options: Options, tuner: Tuner | None = None) -> None:
+        self.original, self.options, self.tuner = original, options, tuner
         self.generations = 0
         self._structures: dict[Any, _Structure] = {}
         self._recent: _Structure | None = None
@@ -270,7 +278,9 @@ def _bind(
 
     def make(captured: Captured, scalars: Sequence[Scalar] = ()) -> Program:
         getter.check_same_places(captured.leaves)
-        compiled = compile_captured(captured, spec, dots=DotRule(options.dots == "auto", key.flags.tf32))
+        known = find_known(spec, target, tune=options.tune, plan=options.plan)
+        compiled = compile_captured(captured, spec, known=known, dots=DotRule(options.dots == "auto", key.flags.tf32))
+        compiled = complete(compiled, known, structure.engine.tuner, key.device)
         program = Program(compiled, compiled.artifact(backend, interpreted=target == "interpret"), scalars)
         structure.engine.generations += 1
         return program

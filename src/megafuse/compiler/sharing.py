@@ -34,7 +34,7 @@ Capture = Callable[[Sequence[Layout]], Captured]
 Compile = Callable[[Captured, Sequence[Scalar]], Program]
 ATTEMPTS = 3  # families of calls of one form: a callable may do one thing at small sizes and another at large ones
 LARGE_PASSES = 2  # launches in whose time the largest value of a small step could be moved
-LARGE_FACTOR = 8  # how much more a typical large step moves
+TYPICAL_SMALL, TYPICAL_LARGE = 1 / 16, 4  # largest values of typical steps, in terms of the largest small one
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Family:
         large = self.largest(sizes) > small_bytes
         wide = any(settle(span, sizes) >= WIDE for span, _ in self.values)
         if (large, wide) not in self.programs:
-            aim = LARGE_FACTOR * small_bytes if large else small_bytes
+            aim = small_bytes * (TYPICAL_LARGE if large else TYPICAL_SMALL)
             self.programs[large, wide] = compile_(*self.unified(self.typical(sizes, aim), wide))
         return self.programs[large, wide]
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from megafuse.api import make_engine
 from megafuse.capture.recorded import RecordedFunction
-from megafuse.compiler import Engine, NotFusedWarning, Options, resolve_target
+from megafuse.compiler import NotFusedWarning, Options, resolve_target
 from megafuse.core.errors import CaptureError, InputError, UnsupportedError
 from megafuse.dynamo.options import parse_options
 from megafuse.dynamo.region import Region, cut
@@ -70,7 +71,7 @@ class CompiledGraph:
 
     def __init__(self, gm: torch.fx.GraphModule, region: Region, options: Options) -> None:
         self.gm, self.region = gm, region
-        self.engine = Engine(RecordedFunction(region.body, region.names), options)
+        self.engine = make_engine(RecordedFunction(region.body, region.names), options)
         self.seen: set[tuple[Any, ...]] = set()  # values of the plain numbers so far
         self.unfused = ""  # why the graph runs as it is
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from megafuse.api import engine_of
 from megafuse.compiler import Bound, Compiled
 from megafuse.core.device import DeviceSpec
+from megafuse.core.sizes import open_dims, settle, typical
 from megafuse.explanation.calls import (
     StepReader,
     buffer_origins,
@@ -54,9 +56,11 @@ def _explain_bound(bound: Bound, subject: str) -> PlanInfo:
 def explain_compiled(compiled: Compiled, eager: EagerEstimate | None = None) -> PlanInfo:
     """Describe one compilation."""
     step, cover, device = compiled.step, compiled.cover, compiled.device
-    reader = StepReader(
-        step, device, _costs(device), lambda dot, tf32: slower_by(dot, device, DotRule(tf32=tf32)), buffer_origins(step)
-    )
+
+    def slower(dot: Node, tf32: bool) -> float:
+        return slower_by(dot, device, DotRule(tf32=tf32))
+
+    reader = StepReader(step, device, _costs(device), slower, buffer_origins(step), compiled.measured)
     homes = kernel_of_nests(step, cover.nests)
     names = _names(compiled)
     edges = [Edge(homes[b.first], homes[b.second], _readable(b.reason, names)) for b in cover.boundaries]
@@ -79,7 +83,8 @@ def explain_compiled(compiled: Compiled, eager: EagerEstimate | None = None) -> 
 
 def eager_of(compiled: Compiled, original: Any) -> EagerEstimate | None:
     """Eager's estimate from the function that runs the original ops on other tensors."""
-    leaves = compiled.captured.leaves
+    sizes = {d.name: d.typical for d in open_dims(compiled.captured.leaves)}
+    leaves = settle(compiled.captured.leaves, sizes)
     inputs = [
         torch.empty_strided(leaf.type.shape, leaf.strides, dtype=_DTYPES[leaf.type.dtype.value], device="meta")
         for leaf in leaves
@@ -93,7 +98,11 @@ def coverage(graph: Graph) -> Coverage:
     """Count the graph's floating-point maps, casts and reductions, and its opaque calls with floating-point results."""
     made = [n for n in graph.nodes if n.dtype.is_float and n.is_a(Map, Cast, Reduce)]
     opaque = [n for n in graph.nodes if n.dtype.is_float and n.is_a(Opaque)]
-    return Coverage(len(made), len(opaque), sum(n.type.numel for n in made), sum(n.type.numel for n in opaque))
+    return Coverage(len(made), len(opaque), _results(made), _results(opaque))
+
+
+def _results(nodes: Sequence[Node]) -> int:
+    return sum(typical(n.type.numel) for n in nodes)
 
 
 def _costs(device: DeviceSpec) -> Any:
@@ -105,13 +114,14 @@ def _costs(device: DeviceSpec) -> Any:
 
 
 def _title(compiled: Compiled) -> str:
-    """The example call's tensors."""
+    """The example call's tensors; where sizes are open, the values at which costs are given."""
     shown = [
         f"{n.attrs.name} {n.type}"
         for n in compiled.graph.inputs
         if isinstance(n.attrs, Input) and n.attrs.role == "arg"
     ]
-    return ", ".join(shown) or "no tensor arguments"
+    at = ", ".join(f"{d.name} = {d.typical}" for d in open_dims([n.type for n in compiled.graph.inputs]))
+    return (", ".join(shown) or "no tensor arguments") + (f" (costs at {at})" if at else "")
 
 
 def _names(compiled: Compiled) -> dict[int, str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from megafuse.core.device import DeviceSpec
+from megafuse.core.sizes import typical
 from megafuse.explanation.eager import call_seconds
 from megafuse.explanation.records import Call, KernelInfo, LibraryInfo, PhaseInfo, TensorInfo
 from megafuse.ir.graph import Node
@@ -31,7 +32,8 @@ class StepReader:
     """Describes the calls of one step.
 
     ``cost`` gives (weighted results, L2 bytes beside DRAM) of a trace; ``slower`` the seconds by which a generated
-    product (in TF32 or not) is predicted to be slower than the library's.
+    product (in TF32 or not) is predicted to be slower than the library's. ``measured``: seconds of one launch by kernel
+    key, where they are known.
     """
 
     step: Step
@@ -39,6 +41,7 @@ class StepReader:
     cost: Any
     slower: Callable[[Node, bool], float]
     origins: Mapping[str, Origin | None]
+    measured: Mapping[str, float]
 
     def __post_init__(self) -> None:
         self.buffers = {b.name: b for b in self.step.buffers}
@@ -51,7 +54,7 @@ class StepReader:
     def tensor(self, name: str) -> TensorInfo:
         """A buffer by name."""
         b: Buffer = self.buffers[name]
-        return TensorInfo(b.name, b.shape, b.dtype.value, math.prod(b.shape) * b.dtype.size, b.kind)
+        return TensorInfo(b.name, b.shape, b.dtype.value, typical(math.prod(b.shape)) * b.dtype.size, b.kind)
 
     def _call(self, call: Any, forward: bool) -> Call | None:
         if isinstance(call, Launch):
@@ -77,6 +80,7 @@ class StepReader:
             num_warps=kernel.num_warps,
             dram_bytes=kernel.dram_bytes,
             seconds=seconds,
+            measured=self.measured.get(kernel.key),
             product=_product(kernel.dot) if kernel.dot else "",
             flops=_flops(kernel.dot) if kernel.dot else 0,
         )
@@ -95,11 +99,11 @@ class StepReader:
         bias = f" + {call.bias.buffer}" if call.bias else ""
         views = [call.out, call.a, call.b, *([call.bias] if call.bias else [])]
         moved = sum(self._view_bytes(v) for v in views)
-        flops = 2 * batch * m * n * k
-        shapes = f"[{batch}, {m}, {k}] x [{batch}, {k}, {n}]"
+        flops = typical(2 * batch * m * n * k)
+        shapes = f"{list(call.a.shape)} x {list(call.b.shape)}"
         dtype = self.buffers[call.out.buffer].dtype.value
         return LibraryInfo(
-            call=f"torch.{names[batch > 1, call.bias is not None]}",
+            call=f"torch.{names[batch != 1, call.bias is not None]}",
             what=f"{call.out.buffer} = {call.a.buffer} @ {call.b.buffer}{bias}: {shapes}",
             where=_line(self.origins.get(call.out.buffer)),
             forward=forward,
@@ -125,7 +129,7 @@ class StepReader:
 
     def _view_bytes(self, view: View) -> int:
         touched = math.prod(n for n, s in zip(view.shape, view.strides, strict=True) if s != 0)
-        return touched * self.buffers[view.buffer].dtype.size
+        return int(typical(touched)) * self.buffers[view.buffer].dtype.size
 
 
 def _flops(dot: DotPart) -> int:

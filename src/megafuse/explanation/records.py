@@ -38,6 +38,7 @@ class KernelInfo:
     """A generated kernel. ``sources``: the user's lines that it computes; ``seconds`` include the launch.
 
     ``product``: the matrix product in which it starts, if any, and ``flops`` those of that product.
+    ``measured``: seconds of a launch on this GPU, where its tiles were measured.
     """
 
     name: str
@@ -51,6 +52,7 @@ class KernelInfo:
     seconds: float
     product: str = ""
     flops: int = 0
+    measured: float | None = None
 
 
 @dataclass(frozen=True)

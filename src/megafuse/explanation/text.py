@@ -75,7 +75,8 @@ def _call_lines(call: Call) -> list[str]:
     if isinstance(call, LibraryInfo):
         where = f"    {call.where}" if call.where else ""
         return [f"  {call.call}  {call.what}  ({cost})", *([where] if where else [])]
-    lines = [f"  {call.name}  ({cost}, {call.num_warps} warps)"]
+    measured = "" if call.measured is None else f" predicted, {quantity(call.measured, 's')} measured"
+    lines = [f"  {call.name}  ({cost}{measured}, {call.num_warps} warps)"]
     lines += [f"    multiplies {call.product}"] if call.product else []
     lines += [f"    computes {s}" for s in call.sources[:MAX_SOURCES]]
     if len(call.sources) > MAX_SOURCES:

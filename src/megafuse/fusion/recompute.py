@@ -16,7 +16,7 @@ def recompute_candidates(traces: Sequence[Trace], limit: int = 4) -> list[Node]:
     Only values that vary over a whole nest and stand on two or more loads count, and of a chain of such values only the
     last one (its consumers differ from place to place).
     """
-    places: dict[Node, dict[tuple[int, Index], int]] = {}
+    places: dict[Node, dict[tuple[int, frozenset[Index]], int]] = {}
     inner: set[Node] = set()
     for number, trace in enumerate(traces):
         below = _bytes_below(trace)
@@ -38,7 +38,7 @@ def recompute_candidates(traces: Sequence[Trace], limit: int = 4) -> list[Node]:
     return [node for _, _, node in sorted(scored, key=lambda t: t[:2], reverse=True)[:limit]]
 
 
-def _key(inst: Inst) -> Index:
+def _key(inst: Inst) -> frozenset[Index]:
     """The indices of the loads under an instance identify the place where it is evaluated."""
     seen = {inst}  # a value that is used twice is walked once: chains of such values have as many paths as 2^length
     stack = [inst]
@@ -46,8 +46,7 @@ def _key(inst: Inst) -> Index:
         new = [a for a in dict.fromkeys(stack.pop().args) if a not in seen]
         seen.update(new)
         stack.extend(new)
-    found = {i.index for i in seen if i.kind == "load"}
-    return tuple(ix for index in sorted(found, key=str) for ix in index)
+    return frozenset(i.index for i in seen if i.kind == "load")
 
 
 def _bytes_below(trace: Trace) -> dict[Inst, int]:

@@ -5,7 +5,9 @@ A set of units is an integer with bit ``u`` for unit ``u``: to unite or compare 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+import operator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from megafuse.fusion.anchors import Anchors
@@ -73,14 +75,14 @@ class Dependencies:
 
     def join(self, units: int) -> None:
         """From now on ``units`` (each set that was joined before wholly inside or outside) are done at once."""
-        before = union(self._before[u] for u in members(units))
-        after = union(self._after[u] for u in members(units))
+        before = [self._before[u] for u in members(units)]
+        after = [self._after[u] for u in members(units)]
         for u in members(units):
             self._joined[u] = units
-        for u in members(after):
-            self._before[u] |= before
-        for u in members(before):
-            self._after[u] |= after
+        for sets, new, reached in ((self._before, before, after), (self._after, after, before)):
+            everything = union(new)
+            for u in members(union(reached) & ~functools.reduce(operator.and_, reached)):  # the others have it already
+                sets[u] |= everything
 
     def before(self, units: int) -> int:
         """``units``, which are joined, and all that must be done before them."""
@@ -111,7 +113,7 @@ def lowest(units: int) -> int:
     return (units & -units).bit_length() - 1
 
 
-def union(sets: Iterator[int]) -> int:
+def union(sets: Iterable[int]) -> int:
     """All units of some sets."""
     out = 0
     for one in sets:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from megafuse.core.dtypes import DType
 from megafuse.ir.graph import Builder, Graph, Node
 from megafuse.ir.rewrite import Rule, rebuild, rewrite, rule
-from megafuse.ir.rules_moves import MOVE_RULES, scalar_of, zero_pad
+from megafuse.ir.rules_moves import MOVE_RULES, full_value, scalar_of, zero_pad
 from megafuse.ir.types import MOVES, Cast, Const, Expand, Map, Pad, Reduce, Reshape
 
 _FLOATS = {DType.BF16, DType.F16, DType.F32, DType.F64}
@@ -217,6 +217,30 @@ def reduce_of_one(b: Builder, node: Node) -> Node | None:
 
 
 @rule(Reduce, differs="order of additions")
+def reduce_of_full(b: Builder, node: Node) -> Node | None:
+    """Reducing one repeated constant gives a constant, where the number of its copies is known or does not matter."""
+    assert isinstance(node.attrs, Reduce)
+    x, fn = node.args[0], node.attrs.fn
+    c = full_value(x) if fn in ("max", "min") else scalar_of(x)
+    if c is None:
+        return None
+    assert isinstance(c.attrs, Const)
+    value = c.attrs.value
+    sizes = [x.shape[a] for a in node.attrs.axes]
+    if fn in ("max", "min") or (fn == "sum" and value == 0) or (fn == "prod" and value in (0, 1)):
+        result = value
+    elif all(type(n) is int for n in sizes) and fn in ("sum", "prod"):
+        copies = math.prod(sizes)
+        try:
+            result = value * copies if fn == "sum" else value**copies
+        except OverflowError:
+            return None
+    else:
+        return None
+    return b.broadcast(b.const(result, node.dtype), node.shape)
+
+
+@rule(Reduce, differs="order of additions")
 def reduce_of_reduce(b: Builder, node: Node) -> Node | None:
     """The same associative function over axes B after axes A is one reduction over both.
 
@@ -262,7 +286,7 @@ CAST_RULES: tuple[Rule, ...] = (
     cast_before_zero_pad,
     cast_meets_cast,
 )
-REDUCE_RULES: tuple[Rule, ...] = (reduce_of_one, reduce_of_reduce, reduce_before_unit_reshape)
+REDUCE_RULES: tuple[Rule, ...] = (reduce_of_one, reduce_of_full, reduce_of_reduce, reduce_before_unit_reshape)
 SIMPLIFY: tuple[Rule, ...] = (*ARITHMETIC_RULES, *CAST_RULES, *REDUCE_RULES, *MOVE_RULES)
 
 

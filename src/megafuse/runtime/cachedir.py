@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import shutil
@@ -21,7 +22,33 @@ def cache_dir() -> Path:
     It is created with mode 0700. Where it cannot be created, written or kept private (read-only disk, another owner), a
     temporary directory of this process stands in.
     """
-    return _prepared(Path(os.environ.get(ENV) or platformdirs.user_cache_dir("megafuse")))
+    return _prepared(_wanted())
+
+
+def is_lasting(path: Path) -> bool:
+    """False for a path in the temporary directory, which goes with this process."""
+    return path.is_relative_to(_wanted())
+
+
+def read_text(relative: str) -> str | None:
+    """The text at ``relative``, as ``write_text`` left it; None where there is none.
+
+    Raises:
+        UnicodeDecodeError: what is there is no text.
+    """
+    folders = [cache_dir(), *([_temporary()] if _temporary.cache_info().currsize else [])]
+    for folder in reversed(folders):  # what could not be written to the first is in the second
+        try:
+            return (folder / relative).read_text(encoding="utf-8")
+        except OSError:
+            continue
+    return None
+
+
+def remove(relative: str) -> None:
+    """Remove the file at ``relative`` where that is possible."""
+    with contextlib.suppress(OSError):
+        (cache_dir() / relative).unlink()
 
 
 def write_text(relative: str, text: str) -> Path:
@@ -34,6 +61,10 @@ def write_text(relative: str, text: str) -> Path:
         return _write(cache_dir() / relative, text)
     except OSError:
         return _write(_temporary() / relative, text)
+
+
+def _wanted() -> Path:
+    return Path(os.environ.get(ENV) or platformdirs.user_cache_dir("megafuse"))
 
 
 def _write(path: Path, text: str) -> Path:

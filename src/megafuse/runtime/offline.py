@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -45,13 +47,19 @@ class CompileReport:
 
 
 def compile_offline(
-    sources: Sequence[KernelSource], arch: int = 90, *, processes: int = 2, seconds_per_kernel: float = 60.0
+    sources: Sequence[KernelSource],
+    arch: int = 90,
+    *,
+    processes: int = 2,
+    seconds_per_kernel: float = 60.0,
+    seconds: float = math.inf,
 ) -> list[CompileReport]:
     """Compile Triton ``sources`` for compute capability ``arch`` (90: sm_90), one report each, in order.
 
     The work runs in ``processes`` child processes at once, so Triton's interpreter switch and a compiler crash stay
     there. A kernel that crashes the compiler or takes longer than ``seconds_per_kernel`` gets a report with an error.
-    Open sizes are compiled as 32-bit numbers of which nothing is known.
+    What is not compiled after ``seconds`` in all is left, with an error: the last of the ``sources`` first. Open sizes
+    are compiled as 32-bit numbers of which nothing is known.
 
     Raises:
         TargetError: a source is not Triton text.
@@ -62,31 +70,35 @@ def compile_offline(
     count = max(1, min(processes, len(sources)))
     shares = [list(sources[i::count]) for i in range(count)]
     with ThreadPoolExecutor(count) as pool:
-        done = list(pool.map(lambda share: _compile_share(share, arch, seconds_per_kernel), shares))
+        end = time.monotonic() + seconds
+        done = list(pool.map(lambda share: _compile_share(share, arch, seconds_per_kernel, end), shares))
     return [done[i % count][i // count] for i in range(len(sources))]
 
 
-def _compile_share(sources: list[KernelSource], arch: int, limit: float) -> list[CompileReport]:
+def _compile_share(sources: list[KernelSource], arch: int, limit: float, end: float) -> list[CompileReport]:
     """One child after another until all are done; a child that ends early has failed on its first unfinished kernel."""
     reports: list[CompileReport] = []
     while len(reports) < len(sources):
         rest = sources[len(reports) :]
-        lines, trouble = _run_worker(rest, arch, limit)
+        if time.monotonic() >= end:
+            return reports + [CompileReport(s.entry, s.digest, arch, error="out of time") for s in rest]
+        lines, trouble = _run_worker(rest, arch, limit, end - time.monotonic())
         reports += [CompileReport(s.entry, s.digest, arch, **line) for s, line in zip(rest, lines, strict=False)]
-        if len(lines) < len(rest):
+        if len(lines) < len(rest) and time.monotonic() < end:
             source = rest[len(lines)]
             reports.append(CompileReport(source.entry, source.digest, arch, error=trouble))
     return reports
 
 
-def _run_worker(sources: list[KernelSource], arch: int, limit: float) -> tuple[list[dict[str, Any]], str]:
-    """Results of the kernels that the child finished, and what went wrong with the next."""
+def _run_worker(sources: list[KernelSource], arch: int, limit: float, left: float) -> tuple[list[dict[str, Any]], str]:
+    """Results of the kernels that the child finished within ``left`` seconds, and what went wrong with the next."""
     work = json.dumps({"arch": arch, "kernels": [_job(s) for s in sources]})
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     command = [sys.executable, str(_WORKER)]
     try:
+        timeout = min(limit * len(sources), left)
         done = subprocess.run(
-            command, input=work, env=env, capture_output=True, text=True, timeout=limit * len(sources), check=False
+            command, input=work, env=env, capture_output=True, text=True, timeout=timeout, check=False
         )
         output, trouble = done.stdout, f"compiler process ended with {done.returncode}: {done.stderr.strip()[-400:]}"
     except subprocess.TimeoutExpired as late:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -142,16 +143,24 @@ def _no_backward(saved: Tensors, tangents: Tensors) -> Tensors:
 
 
 def _guarded(fn: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """``fn`` with ``device`` as the current CUDA device."""
+    """``fn`` with ``device`` as the current CUDA device.
+
+    The first call of a thread (autograd has its own for backward) launches something plain first: a thread whose first
+    CUDA call is a matrix product has no context yet, and PyTorch warns about that.
+    """
     if device.type != "cuda":
         return fn
     current: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
     index = device.index
+    thread = threading.local()
 
     def call(*lists: Tensors) -> Any:
-        if current() == index:
+        if current() == index and getattr(thread, "known", False):
             return fn(*lists)
         with torch.cuda.device(index):
+            if not getattr(thread, "known", False):
+                torch.zeros((), device=device)
+                thread.known = True
             return fn(*lists)
 
     return call

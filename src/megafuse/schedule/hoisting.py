@@ -15,8 +15,8 @@ PACE, LOOP_PACE = 1.0, 0.5  # time of instructions by time of memory from which 
 LOAD_WORK, SPECIAL_WORK, SPLIT_WORK = 3, 8, 8  # instructions an element: a load, an exponential, an index cut in two
 
 
-def hoisting_axes(trace: Trace, device: DeviceSpec) -> tuple[str, ...]:
-    """The row axis to fix per program, or none.
+def hoisting_axes(trace: Trace, device: DeviceSpec, walked: str | None = None) -> tuple[str, ...]:
+    """The row axis to fix per program, or none; not the one that has to be ``walked``.
 
     Considered where rows are reduced and instructions, not memory, set the pace: rows that share per-row weights or
     statistics of other rows are then walked together, by the axis that saves the most.
@@ -34,7 +34,7 @@ def hoisting_axes(trace: Trace, device: DeviceSpec) -> tuple[str, ...]:
     for axis in space.rows:
         walk = typical(math.prod(a.size for a in space.rows if a is not axis))
         work = _work(trace, frozenset({axis.name}))
-        if typical(axis.size) > 1 and walk >= MIN_WALK and work < least:
+        if axis.name != walked and typical(axis.size) > 1 and walk >= MIN_WALK and work < least:
             best, least = axis.name, work
     return (best,) if best else ()
 

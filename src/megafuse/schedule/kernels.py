@@ -15,11 +15,12 @@ from megafuse.ir.nest import Anchor, Nest, Root, rename_axes
 from megafuse.ir.trace import Inst, Trace, trace_nest
 from megafuse.ir.types import Concat, Dot, Opaque
 from megafuse.ir.views import memory_of
+from megafuse.schedule.choice import Choice, Known, choose_tiles, nothing_known
 from megafuse.schedule.dot_tiling import choose_dot_tile
 from megafuse.schedule.hoisting import hoisting_axes
 from megafuse.schedule.partials import CHUNK, Partial, finisher_nests, make_partial
-from megafuse.schedule.tiling import TileRequest, choose_tile
-from megafuse.schedule.types import DotTile, Tile
+from megafuse.schedule.tiling import TileRequest, tile_loads
+from megafuse.schedule.types import DotTile, Tile, TileRules
 
 SHORT_RUN = 128  # bytes: shorter contiguous runs waste parts of the sectors they fetch
 
@@ -33,6 +34,7 @@ class PhasePlan:
     loop: tuple[Axis, ...]
     tile: Tile
     stores: tuple[tuple[Root, Node, Affine], ...]
+    rules: TileRules | None
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,13 @@ class DotPlan:
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """A kernel before buffers have names."""
+    """A kernel before buffers have names. ``key``, ``finishes``: see ``KernelSchedule``."""
 
     phases: tuple[PhasePlan, ...]
     num_warps: int
     forward: bool
+    key: str
+    finishes: str = ""
     dot: DotPlan | None = None
 
     @property
@@ -75,8 +79,9 @@ class KernelPlan:
 class KernelMaker:
     """Turns the groups of a cover into kernel plans."""
 
-    def __init__(self, cover: Cover, device: DeviceSpec) -> None:
-        self.cover, self.device = cover, device
+    def __init__(self, cover: Cover, device: DeviceSpec, known: Known = nothing_known) -> None:
+        self.cover, self.device, self.known = cover, device, known
+        self.problems: list[tuple[str, str]] = []  # kernel key and why its known tiles were not taken
         self.forward = cover.graph.forward_nodes()
         self.layout = dict(cover.layout)
         self.uids = itertools.count(max((n.uid for n in cover.graph.nodes), default=0) + 1, 2)
@@ -131,35 +136,39 @@ class KernelMaker:
             why=f"{tile.parts} pieces of the product's tiles; {tile.why}",
         )
         stores = tuple(s for root in trace.roots for s in self._store(root))
-        phase = PhasePlan(trace, tuple(a for a in nest.space.rows if a.name in fixed), loop, held, stores)
+        phase = PhasePlan(trace, tuple(a for a in nest.space.rows if a.name in fixed), loop, held, stores, None)
         operands = tuple(dict.fromkeys(memory_of(a, self.cover.materialised) for a in dot.args))
-        return KernelPlan((phase,), tile.num_warps, dot in self.forward, DotPlan(dot, operands, tile))
+        return KernelPlan((phase,), tile.num_warps, dot in self.forward, "", dot=DotPlan(dot, operands, tile))
 
     def _group(self, number: int, group: KernelGroup) -> list[KernelPlan]:
         if group.dot is not None:
             return [self._dot(group, group.dot)]
         chosen = [(self.cover.nests[n], f) for n, f in zip(group.nests, group.fixed, strict=True)]
         if len(chosen) == 1 and not chosen[0][1]:
-            chosen = [(chosen[0][0], hoisting_axes(self.traces[group.nests[0]], self.device))]
+            trace = self.traces[group.nests[0]]
+            walked = self._short_run_axis(trace, set(trace.nest.space.row_names))
+            chosen = [(chosen[0][0], hoisting_axes(trace, self.device, walked))]
         nests = [self._tidy(n, f) for n, f in chosen]
         whole = len(nests) > 1
-        phases: list[PhasePlan] = []
-        partials: dict[Node, Partial] = {}
+        requests = []
         for nest, fixed in nests:
             trace = trace_nest(nest, self.cover.materialised)
-            tile = choose_tile(
-                TileRequest(trace, fixed, self.strides, self._chunk_unit(trace, fixed), whole), self.device
-            )
-            phases.append(self._phase(trace, fixed, tile, partials))
-        warps = self._kernel_warps(phases, group)
+            requests.append(TileRequest(trace, fixed, self.strides, self._chunk_unit(trace, fixed), whole))
+        choice = self._choose(requests, group.blocks_per_sm)
+        partials: dict[Node, Partial] = {}
+        phases = [
+            self._phase(r, tile, rules, partials)
+            for r, tile, rules in zip(requests, choice.tiles, choice.rules, strict=True)
+        ]
         forward = nests[0][0].anchors[0].node in self.forward
-        kernels = [KernelPlan(tuple(phases), warps, forward)]
-        return kernels + self._finishers(number, partials, forward)
+        kernels = [KernelPlan(tuple(phases), choice.num_warps, forward, choice.key)]
+        return kernels + self._finishers(number, partials, forward, choice.key)
 
-    def _kernel_warps(self, phases: list[PhasePlan], group: KernelGroup) -> int:
-        """Phases of one kernel share their warps. Few programs per SM need more to keep as many loads in flight."""
-        warps = max(p.tile.num_warps for p in phases)
-        return max(warps, 16 // group.blocks_per_sm) if group.blocks_per_sm in (1, 2) else warps
+    def _choose(self, requests: list[TileRequest], blocks_per_sm: int = 0) -> Choice:
+        choice = choose_tiles(requests, self.device, self.known, lambda r: bool(self._store(r)), blocks_per_sm)
+        if choice.problem:
+            self.problems.append((choice.key, choice.problem))
+        return choice
 
     def _chunk_unit(self, trace: Trace, fixed: tuple[str, ...]) -> int:
         """Rows over which a gather completes the sectors that it fetches: one program should walk them all."""
@@ -174,11 +183,11 @@ class KernelMaker:
         names |= {a.name: f"c{n}" for n, a in enumerate(nest.space.cols)}
         return rename_axes(nest, names), tuple(names[a] for a in fixed)
 
-    def _phase(self, trace: Trace, fixed: tuple[str, ...], tile: Tile, partials: dict[Node, Partial]) -> PhasePlan:
-        space = trace.nest.space
+    def _phase(self, request: TileRequest, tile: Tile, rules: TileRules, partials: dict[Node, Partial]) -> PhasePlan:
+        trace, space = request.trace, request.trace.nest.space
         by_name = {a.name: a for a in space.rows}
-        fixed_axes = tuple(by_name[f] for f in fixed)
-        loop = self._walk_order(trace, [a for a in space.rows if a.name not in fixed])
+        fixed_axes = tuple(by_name[f] for f in request.fixed)
+        loop = self._walk_order(trace, [a for a in space.rows if a.name not in request.fixed])
         size = 1
         for a in loop:
             size *= a.size
@@ -195,7 +204,7 @@ class KernelMaker:
             else:
                 partials[root.anchor.node] = partial
                 stores.append((root, partial.node, combine(partial.index, contiguous_strides(partial.node.shape))))
-        return PhasePlan(trace, fixed_axes, loop, tile, tuple(stores))
+        return PhasePlan(trace, fixed_axes, loop, tile, tuple(stores), rules)
 
     def _store(self, root: Root) -> Iterable[tuple[Root, Node, Affine]]:
         """Where a map or row reduction goes; nowhere when only its own nest reads it."""
@@ -228,14 +237,14 @@ class KernelMaker:
         """The row axis next to the columns in the memory of the largest load whose contiguous runs are short."""
         cols = trace.nest.space.col_names
         best: tuple[int, str] | None = None
-        for load in trace.loads():
-            if not load.axes & cols or not load.axes & rows:
+        for load in tile_loads(trace):
+            if not load.axes & rows:
                 continue
             sizes = trace.nest.space.sizes
             terms = sorted(combine(load.index, self.strides(load.node)).terms, key=lambda t: abs(typical(t[1])))
             run = 1
             for name, stride in terms:
-                if stride not in (run, -run):
+                if stride not in (run, -run) or name not in (*cols, *rows):
                     break
                 if name in rows:
                     numel = typical(load.node.type.numel)
@@ -245,7 +254,7 @@ class KernelMaker:
                 run *= sizes[name]
         return None if best is None else best[1]
 
-    def _finishers(self, number: int, partials: dict[Node, Partial], forward: bool) -> list[KernelPlan]:
+    def _finishers(self, number: int, partials: dict[Node, Partial], forward: bool, key: str) -> list[KernelPlan]:
         if not partials:
             return []
         followers: dict[int, Nest] = {}
@@ -261,17 +270,18 @@ class KernelMaker:
         needed = frozenset(n for n in partials if self.read_by.get(n, set()) - follower_nests)
         traces, left = finisher_nests(partials, list(followers.values()), needed, self.cover.materialised)
         self.absorbed |= {o for o, nest in followers.items() if nest not in left}
-        return [self._finisher_kernel(t, forward) for t in traces]
+        return [self._finisher_kernel(t, forward, key) for t in traces]
 
-    def _finisher_kernel(self, trace: Trace, forward: bool) -> KernelPlan:
+    def _finisher_kernel(self, trace: Trace, forward: bool, finishes: str) -> KernelPlan:
         nest, _ = self._tidy(trace.nest, ())
         names = {old.name: new.name for old, new in zip(trace.nest.space.rows, nest.space.rows, strict=True)}
         names |= {old.name: new.name for old, new in zip(trace.nest.space.cols, nest.space.cols, strict=True)}
         trace = _rename_trace(trace, nest, names)
-        tile = choose_tile(TileRequest(trace, (), self.strides, 1, False), self.device)
+        choice = self._choose([TileRequest(trace, (), self.strides, 1, False)])
+        tile, rules = choice.tiles[0], choice.rules[0]
         stores = tuple(s for r in nest.roots for s in self._force_store(r))
-        phase = PhasePlan(trace, (), self._walk_order(trace, list(nest.space.rows)), tile, stores)
-        return KernelPlan((phase,), tile.num_warps, forward)
+        phase = PhasePlan(trace, (), self._walk_order(trace, list(nest.space.rows)), tile, stores, rules)
+        return KernelPlan((phase,), choice.num_warps, forward, choice.key, finishes)
 
     def _force_store(self, root: Root) -> list[tuple[Root, Node, Affine]]:
         return list(self._store(root)) or [

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from megafuse.core.device import DeviceSpec
 from megafuse.fusion.plan import Cover
 from megafuse.ir.graph import Graph, Node
 from megafuse.ir.types import Input, Opaque, Pick
 from megafuse.ir.views import is_dense, memory_of, strided_view
+from megafuse.schedule.choice import Known, nothing_known
 from megafuse.schedule.kernels import DotPlan, KernelMaker, KernelPlan
 from megafuse.schedule.naming import Names
 from megafuse.schedule.order import Work, collect_work, is_given, order_work
@@ -31,15 +32,15 @@ from megafuse.schedule.types import (
 TENSOR_COPIES_SINCE = 90  # compute capability, times ten, from which there is an engine for them
 
 
-def build_step(cover: Cover, device: DeviceSpec) -> Step:
-    """Schedule a cover."""
-    return _StepBuilder(cover, device).run()
+def build_step(cover: Cover, device: DeviceSpec, known: Known = nothing_known) -> Step:
+    """Schedule a cover. ``known(key)``: tiles to take for a kernel in place of the heuristic's, or None."""
+    return _StepBuilder(cover, device, known).run()
 
 
 class _StepBuilder:
-    def __init__(self, cover: Cover, device: DeviceSpec) -> None:
+    def __init__(self, cover: Cover, device: DeviceSpec, known: Known) -> None:
         self.cover, self.graph, self.device = cover, cover.graph, device
-        self.maker = KernelMaker(cover, device)
+        self.maker = KernelMaker(cover, device, known)
         self.kernels = self.maker.run()
         self.names: dict[Node, str] = {}
         self.buffers: dict[Node, Buffer] = {}
@@ -65,7 +66,14 @@ class _StepBuilder:
             grads=tuple(self._result(n) for n in self.graph.gradients),
             saved=tuple(self.names[n] for n in saved),
             names=dict(self.names),
+            notes=tuple(self._notes(schedules)),
         )
+
+    def _notes(self, kernels: Sequence[KernelSchedule]) -> Iterator[str]:
+        """What was known of kernels and not taken."""
+        names = {k.key: k.name for k in kernels}
+        for key, problem in dict.fromkeys(self.maker.problems):
+            yield f"the tiles kept for {names[key]} were not taken: {problem}"
 
     def _outputs_of(self, forward: bool) -> set[Node]:
         nodes = self.graph.forward_outputs if forward else self.graph.gradients
@@ -114,6 +122,7 @@ class _StepBuilder:
                 p.loop,
                 p.tile,
                 tuple((r, Target(self.names[n], offset, n.dtype)) for r, n, offset in p.stores),
+                p.rules,
             )
             for p in plan.phases
         )
@@ -122,8 +131,18 @@ class _StepBuilder:
         name = f"k{number}_{made}"
         reads = tuple(self.names[n] for n in plan.reads)
         writes = tuple(self.names[n] for n in plan.writes)
-        dot = None if plan.dot is None else self._dot(plan.dot)
-        return KernelSchedule(name, phases, reads, writes, plan.num_warps, plan.num_stages, traffic, dot=dot)
+        return KernelSchedule(
+            name,
+            phases,
+            reads,
+            writes,
+            plan.num_warps,
+            plan.num_stages,
+            traffic,
+            key=plan.key,
+            finishes=plan.finishes,
+            dot=None if plan.dot is None else self._dot(plan.dot),
+        )
 
     def _dot(self, plan: DotPlan) -> DotPart:
         a, b, *bias = map(self._view, plan.node.args)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from megafuse.core.device import DeviceSpec
+from megafuse.core.dtypes import DType
 from megafuse.core.sizes import OpenSize, ceil_div, is_open, typical
 from megafuse.ir.graph import Node
 from megafuse.ir.index import combine
@@ -15,9 +16,11 @@ from megafuse.ir.trace import Inst, Trace
 from megafuse.schedule.types import Tile
 
 BLOCK_TILE = 5120  # the same for programs that walk a block in phases: few of them run at once
+PARTIAL_SHARE = 0.06  # of a program's traffic that its partial column sums may take
 MIN_TILE = 1024  # elements of one tile value below which a program has too little to do
 MAX_PIECES = 8
 TAIL_PENALTY = 0.15  # an unequal last piece costs a second exchange between warps per reduction
+FLAT_ROW = 128  # columns that give every lane of a warp some
 SMALL_ROW = 256  # narrower rows are padded to one power of two
 REGISTERS = 144  # per thread: leaves room for 512 threads of several programs on an SM
 LOOP_REGISTERS = 224  # a row loop with column accumulators rather has few fat programs
@@ -28,6 +31,7 @@ PIPELINE_STAGES = 3
 PIPELINE_BYTES = 96 * 1024  # shared memory that the loads in flight of a row loop may take
 ROW_CONTIGUOUS_TILE = 32
 MIN_ROW_RUN = 8  # rows next to one another in memory that make a whole sector of fp32
+MIN_WARPS = 8  # on each SM, at least
 FULL_GRID = 128  # programs below which smaller tiles are worth it
 FREE_TILE = 4096
 MAX_WARPS = 16
@@ -109,7 +113,7 @@ def choose_tile(request: TileRequest, device: DeviceSpec) -> Tile:
     elements = rows * sum(shape.pieces)
     per_element = _values(trace, request.fixed, walked)
     stages = _stages(trace, request.fixed, elements) if walked and not request.whole_loop and not shape.col_block else 1
-    warps = _warps(elements, per_element, LOOP_REGISTERS if stages > 1 else REGISTERS)
+    warps = _warps(elements, per_element, LOOP_REGISTERS if walked and not request.whole_loop else REGISTERS)
     hoist = not walked or _registers(elements, per_element, warps) <= _most_registers(warps)
     if not hoist:  # weights are loaded again for each row rather than spilled
         stages, per_element = 1, per_element - len(_small_loads(trace, request.fixed)[0])
@@ -123,7 +127,10 @@ def choose_tile(request: TileRequest, device: DeviceSpec) -> Tile:
         registers = _registers(elements, per_element, warps)
         waves = 1 if stages > 1 else UNPIPELINED_WAVES
         chunk = _rows_per_chunk(loop_rows, rows, fixed_rows * columns, warps, registers, device, waves)
-        if by_rows and all(i.dtype.size >= 4 for i in _tile_loads(trace)):
+        spread = ceil_div(loop_rows * fixed_rows * columns * warps, MIN_WARPS * device.sms)
+        least = min(_least_walk(trace), spread)
+        chunk = max(chunk, ceil_div(least, rows) * rows)
+        if by_rows and all(i.dtype.size >= 4 for i in tile_loads(trace)):
             chunk = min(chunk, LONGEST_SUM * rows)
         unit = rows if is_open(request.chunk_unit) else math.lcm(rows, request.chunk_unit)
         chunk = max(1, round(chunk / unit)) * unit
@@ -137,7 +144,7 @@ def _varies(root: Root, names: frozenset[str]) -> bool:
 
 def _values(trace: Trace, fixed: Sequence[str], walked: bool) -> float:
     """Registers per element of a tile: what is loaded (packed), accumulators, what a loop keeps, working values."""
-    packed = sum(min(1.0, i.dtype.size / 4) for i in _tile_loads(trace))
+    packed = sum(min(1.0, i.dtype.size / 4) for i in tile_loads(trace))
     if not walked:
         return packed + WORKING_VALUES
     kept, passing = _small_loads(trace, fixed)
@@ -149,12 +156,12 @@ def _small_loads(trace: Trace, fixed: Sequence[str]) -> tuple[list[Inst], list[I
     """Loads along the columns that are smaller than the walk: (the same for all rows of a program, the others)."""
     space = trace.nest.space
     walked = space.row_names - set(fixed)
-    whole = set(_tile_loads(trace))
+    whole = set(tile_loads(trace))
     small = [i for i in trace.loads() if i.axes & space.col_names and i not in whole]
     return [i for i in small if not i.axes & walked], [i for i in small if i.axes & walked]
 
 
-def _tile_loads(trace: Trace) -> list[Inst]:
+def tile_loads(trace: Trace) -> list[Inst]:
     """Loads of values as large as the nest's walk; smaller ones (weights, statistics) come and go."""
     space = trace.nest.space
     whole = typical(space.num_rows * space.num_cols)
@@ -191,8 +198,20 @@ def _whole_rows(trace: Trace, along_rows: bool, looped: bool, whole_loop: bool, 
     if width > most and not any(r.by_rows for r in trace.nest.roots):
         block = min(next_power_of_two(cols), FREE_TILE // 2)
         return _Shape(1, (block,), block, False, "a row exceeds the registers; walked in blocks")
+    if not whole_loop and width >= FLAT_ROW and _scattered(trace):
+        return _Shape(1, pieces, 0, False, "single rows: loads that do not run along the columns take their layout")
     rows = power_of_two_below((BLOCK_TILE if whole_loop else MIN_TILE) // width)
     return _Shape(rows, pieces, 0, False, "whole rows in registers")
+
+
+def _scattered(trace: Trace) -> bool:
+    """Some load varies along the columns, but not from each to the next: a value per group of columns.
+
+    In tiles of several rows Triton gives such loads a layout of their own and exchanges them through shared memory.
+    """
+    space = trace.nest.space
+    last = next((a.name for a in reversed(space.cols) if a.size > 1), "")
+    return any(i.axes & space.col_names and last not in i.axes for i in trace.loads())
 
 
 def _open_rows(trace: Trace, along_rows: bool, loop_rows: int) -> _Shape:
@@ -247,8 +266,18 @@ def _stages(trace: Trace, fixed: Sequence[str], elements: int) -> int:
     """
     if _small_loads(trace, fixed)[1]:
         return 1
-    size = sum(i.dtype.size for i in _tile_loads(trace)) * elements
+    size = sum(i.dtype.size for i in tile_loads(trace)) * elements
     return PIPELINE_STAGES if size * PIPELINE_STAGES <= PIPELINE_BYTES else 1
+
+
+def _least_walk(trace: Trace) -> int:
+    """Rows one program should walk so that its partial column sums are a small part of what it reads and writes."""
+    space = trace.nest.space
+    sums = sum(1 for r in trace.nest.roots if r.by_rows)
+    stored = sum(r.anchor.value.dtype.size for r in trace.nest.roots if not r.by_rows and _varies(r, space.col_names))
+    each_row = stored + sum(i.dtype.size for i in tile_loads(trace))
+    written_and_read = 2 * DType.F32.size * sums
+    return math.ceil(written_and_read / (PARTIAL_SHARE * each_row)) if each_row else 1
 
 
 def _rows_per_chunk(

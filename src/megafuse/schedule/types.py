@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from megafuse.core.dtypes import DType
+from megafuse.core.sizes import may_exceed
 from megafuse.ir.graph import Node
 from megafuse.ir.index import Affine, Axis
 from megafuse.ir.nest import Root
@@ -111,6 +112,89 @@ class DotTile:
 
 
 @dataclass(frozen=True)
+class KernelTiles:
+    """The tiles of all phases of a kernel, and its warps, as something other than the heuristic chose them."""
+
+    tiles: tuple[Tile, ...]
+    num_warps: int
+
+
+MOST_WARPS, MOST_STAGES = 16, 4
+MOST_PER_THREAD = 256  # elements of one tile value
+
+
+@dataclass(frozen=True)
+class TileRules:
+    """What makes a tile legal for a phase. ``rows`` and ``cols`` are loop rows and columns, and may be open.
+
+    ``over_cols``: it reduces over its columns. ``walked``: a program walks several row tiles, and all of them under
+    ``whole_loop``. ``blocked``: columns are walked in blocks. ``split``: several programs share the loop rows, so that
+    they leave partial sums. ``wide``: one piece never holds all columns. ``longest_sum``: most row tiles of a chunk (0:
+    any number).
+    """
+
+    rows: int
+    cols: int
+    over_cols: bool
+    walked: bool
+    whole_loop: bool
+    blocked: bool
+    split: bool
+    wide: bool
+    longest_sum: int = 0
+
+    def problem(self, tile: Tile) -> str:
+        """Why ``tile`` is not legal here; empty where it is."""
+        return self._sizes(tile) or self._columns(tile) or self._chunk(tile) or self._pipeline(tile)
+
+    def _sizes(self, tile: Tile) -> str:
+        sizes = (tile.row_tile, *tile.pieces, tile.col_block or 1, tile.num_warps)
+        odd = [n for n in sizes if n < 1 or n & (n - 1)]
+        if odd or not tile.pieces:
+            return f"sizes {odd} are no powers of two"
+        if tile.num_warps > MOST_WARPS:
+            return f"more than {MOST_WARPS} warps"
+        if tile.row_tile * sum(tile.pieces) > MOST_PER_THREAD * 32 * tile.num_warps:
+            return f"more than {MOST_PER_THREAD} elements a thread"
+        return ""
+
+    def _columns(self, tile: Tile) -> str:
+        if tile.col_block and tile.pieces != (tile.col_block,):
+            return "blocks of columns are one piece"
+        if self.over_cols:
+            if tile.col_grid or bool(tile.col_block) != self.blocked:
+                return "its reductions need all columns in one program"
+            covers = self.blocked or (
+                not may_exceed(self.cols, sum(tile.pieces)) and may_exceed(self.cols, sum(tile.pieces[:-1]))
+            )
+            return "" if covers else "its pieces do not cover the columns, or some are empty"
+        wide = self.wide or may_exceed(self.cols, tile.pieces[0])
+        fits = tile.col_grid == (wide and not self.whole_loop) and bool(tile.col_block) == (wide and self.whole_loop)
+        return "" if fits and len(tile.pieces) == 1 else "its columns are one piece, or spread in equal ones"
+
+    def _chunk(self, tile: Tile) -> str:
+        rows = tile.rows_per_chunk
+        if self.whole_loop:
+            return ""  # one program walks all rows
+        if not self.walked:
+            return "" if rows == tile.row_tile else "nothing is gained by walking several row tiles"
+        if rows < 1 or rows % tile.row_tile:
+            return f"chunks of {rows} rows cut tiles of {tile.row_tile}"
+        if self.longest_sum and rows > self.longest_sum * tile.row_tile:
+            return f"running sums over more than {self.longest_sum} row tiles lose bits"
+        return "" if may_exceed(self.rows, rows) == self.split else "partial sums would come or go"
+
+    def _pipeline(self, tile: Tile) -> str:
+        if not 1 <= tile.num_stages <= MOST_STAGES:
+            return f"a pipeline has 1 to {MOST_STAGES} stages"
+        if tile.num_stages > 1 and (self.whole_loop or tile.col_block or not self.walked):
+            return "there is no row loop to pipeline"
+        if tile.num_stages > 1 and not (tile.hoist and tile.rows_per_chunk > tile.row_tile):
+            return "there is no row loop to pipeline"
+        return "" if tile.hoist or self.walked else "without a row loop everything is loaded once"
+
+
+@dataclass(frozen=True)
 class Target:
     """Where a root goes: element offset in a buffer, affine in the nest's axes (and ``chunk`` for partials)."""
 
@@ -128,6 +212,7 @@ class PhaseSchedule:
     loop: tuple[Axis, ...]
     tile: Tile
     targets: tuple[tuple[Root, Target], ...]
+    rules: TileRules | None = None
 
 
 @dataclass(frozen=True)
@@ -149,7 +234,11 @@ class DotPart:
 
 @dataclass(frozen=True)
 class KernelSchedule:
-    """One kernel: its phases and the buffers it reads and writes, in parameter order. ``dot``: what it multiplies."""
+    """One kernel: its phases and the buffers it reads and writes, in parameter order.
+
+    ``key`` names what it computes, whatever its tiles (``schedule.identity``); ``finishes`` is the key of the kernel
+    whose partial sums it adds up, or empty. ``dot``: what it multiplies.
+    """
 
     name: str
     phases: tuple[PhaseSchedule, ...]
@@ -160,6 +249,8 @@ class KernelSchedule:
     dram_bytes: int
     doc: tuple[str, ...] = field(default=())
     dot: DotPart | None = None
+    key: str = ""
+    finishes: str = ""
 
     @property
     def args(self) -> tuple[str, ...]:

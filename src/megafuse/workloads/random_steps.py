@@ -229,7 +229,7 @@ def gate(w: Writer, x: str) -> str | None:
 
 
 def _again(w: Writer, beginning: str) -> str | None:
-    """The text of an earlier submodule that begins so, once in two times: it is shared, or its weight is."""
+    """The text of an earlier submodule that begins so, once in two times: the new one shares its weight."""
     found = [c.text for c in w.children if re.match(re.escape(beginning) + r"\b", c.text)]
     return w.draw.one_of(found) if found and w.draw.maybe(2) else None
 
@@ -261,6 +261,12 @@ def dot(w: Writer, x: str) -> str | None:
     if tied and w.draw.maybe(2):
         return w.emit(f"{x} @ {w.draw.one_of(tied)}.t()")
     return w.emit(f"{x} @ {w.leaf((k, n), scale=scale)}")
+
+
+def reused(w: Writer, x: str) -> str | None:
+    """A submodule called once more, where one takes values of this width."""
+    fitting = [c.name for c in w.children if c.text.startswith(f"nn.Linear({w.shape(x)[-1]},")]
+    return w.emit(f"{w.draw.one_of(fitting)}({x})") if fitting else None
 
 
 def attend(w: Writer, x: str) -> str | None:
@@ -296,7 +302,7 @@ def left_as_is(w: Writer, x: str) -> str | None:
 
 STEPS: tuple[Step, ...] = (
     pointwise, binary, norm, move, dot, residual, reduction, gate, mix, join, ffn, attend, masked, widen,
-    pointwise, binary, norm, move, dot, residual, binary, norm, move, mix, left_as_is,
+    pointwise, binary, norm, move, dot, residual, binary, norm, move, mix, left_as_is, reused, reused,
 )  # fmt: skip
 
 

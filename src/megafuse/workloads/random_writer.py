@@ -85,10 +85,8 @@ class Writer:
         return name
 
     def child(self, text: str) -> str:
-        """A new submodule, or one with the same text used once more; now and then frozen or with a tied weight."""
+        """A new submodule, now and then with a frozen parameter; it shares the weight of one with the same text."""
         same = [c.name for c in self.children if c.text == text]
-        if same and self.draw.maybe(2):
-            return same[0]
         made = Child(f"self.m{len(self.children)}", text)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1000 * self.seed + len(self.children))

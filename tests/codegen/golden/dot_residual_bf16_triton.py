@@ -3,25 +3,8 @@ import triton.language as tl
 
 
 @triton.jit
-def _round_bf16(x):
-    """fp32 values rounded to bf16 and back, two at a time (a single conversion runs at a quarter of the rate).
-
-    cvt.rn rounds to nearest even, subnormals too; overflow gives infinity, NaN stays NaN. A bf16 number is the upper
-    half of the fp32 number of the same value, so the shift and the mask widen exactly.
-    """
-    return tl.inline_asm_elementwise(
-        "{ .reg .b32 pair; cvt.rn.bf16x2.f32 pair, $3, $2; shl.b32 $0, pair, 16; and.b32 $1, pair, 0xffff0000; }",
-        "=r,=r,r,r",
-        [x],
-        dtype=tl.float32,
-        is_pure=True,
-        pack=2,
-    )
-
-
-@triton.jit
 def _to_bf16(x):
-    """fp32 values rounded to bf16, two at a time; see ``_round_bf16``."""
+    """fp32 values rounded to bf16, two at a time."""
     return tl.inline_asm_elementwise(
         "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=tl.bfloat16, is_pure=True, pack=2
     )

@@ -20,6 +20,19 @@ def _round_bf16(x):
 
 
 @triton.jit
+def _round_bf16_alone(x):
+    """One element rounded to bf16 and back."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .b32 pair; cvt.rn.bf16x2.f32 pair, $1, $1; and.b32 $0, pair, 0xffff0000; }",
+        "=r,r",
+        [x],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
 def rounding_bf16_20(
     in_tile_ptr,  # f32 [5, 20]
     out_tile_ptr,  # out f32 [5, 20]
@@ -44,7 +57,7 @@ def rounding_bf16_20(
     tl.store(out_col_ptr + col_0, y_col_0)
     tl.store(out_col_ptr + col_1, y_col_1)
     x_scalar = tl.load(in_scalar_ptr)
-    y_scalar = x_scalar.to(tl.bfloat16).to(tl.float32)
+    y_scalar = _round_bf16_alone(x_scalar)
     tl.store(out_scalar_ptr, y_scalar)
     for first_row in range(0, 4, 2):
         row = chunk * 4 + first_row + tl.arange(0, 2)[:, None]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from megafuse.codegen.affine import Run, needed, runs
 from megafuse.codegen.names import Namer
 from megafuse.codegen.program import Affine, Axis, Guard, Level, Phase, TileProgram
-from megafuse.codegen.walk import affines, axis_sizes, guards, has_cols, has_rows, join_levels, statements
+from megafuse.codegen.walk import affines, axis_sizes, has_cols, has_rows, join_levels, statements
 from megafuse.core.sizes import divides, huge, is_open, may_exceed
 
 # ptxas 12.8 and 12.9 (Triton 3.4 to 3.9) lose constants of packed 16-bit additions: triton-lang/triton#11581
@@ -60,7 +60,7 @@ def _is_mask(run: Run) -> bool:
 class RunNames:
     """Variables for the runs of one flattened index (program id, rows or columns) that a program uses.
 
-    ``zero`` names the hidden zero that a tested index needs, or is empty.
+    ``zero`` names the hidden zero that indices which are cut need, or is empty.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class RunNames:
 
 @dataclass(frozen=True)
 class GridNames:
-    """Variables that program id 0 is cut into: the flattened fixed axes and the chunk. ``column`` is the column block."""
+    """Variables that program id 0 is cut into: flattened fixed axes and the chunk. ``column``: the column block."""
 
     fixed: str
     chunk: str
@@ -158,10 +158,8 @@ class Frame:
         self.cols = namer.claim("col", len(self.pieces))
         self.col_masks = namer.claim("col_mask", len(self.pieces))
         uses = [affine for statement in statements(phase) for affine in affines(statement)]
-        tests = [guard.index for statement in statements(phase) for guard in guards(statement)]
-        rows_tested, cols_tested = (any(runs(i, axes) for i in tests) for axes in (phase.loop, phase.cols))
-        self.row_runs = RunNames(phase.loop, (self.row,), uses, namer, zero if rows_tested else "")
-        self.col_runs = RunNames(phase.cols, self.cols, uses, namer, zero if cols_tested else "")
+        self.row_runs = RunNames(phase.loop, (self.row,), uses, namer, zero)
+        self.col_runs = RunNames(phase.cols, self.cols, uses, namer, zero)
 
     def row_definitions(self, first: str) -> list[Definition]:
         """The row index of a tile that starts at row ``first`` of the chunk, its mask and its axes."""

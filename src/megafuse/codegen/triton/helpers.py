@@ -22,10 +22,53 @@ def _round_bf16(x):
         pack=2,
     )
 ''',
+    "_round_bf16_alone": '''
+@triton.jit
+def _round_bf16_alone(x):
+    """One element rounded to bf16 and back."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .b32 pair; cvt.rn.bf16x2.f32 pair, $1, $1; and.b32 $0, pair, 0xffff0000; }",
+        "=r,r",
+        [x],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=1,
+    )
+''',
+    "_round_f16": '''
+@triton.jit
+def _round_f16(x):
+    """fp32 values rounded to fp16 and back, two at a time.
+
+    In assembly, since LLVM would fuse a product that is rounded with what is added to it, and not round it at all.
+    """
+    return tl.inline_asm_elementwise(
+        "{ .reg .b32 pair; .reg .b16 a, b; cvt.rn.f16x2.f32 pair, $3, $2; mov.b32 {a, b}, pair; cvt.f32.f16 $0, a; "
+        "cvt.f32.f16 $1, b; }",
+        "=f,=f,f,f",
+        [x],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=2,
+    )
+''',
+    "_round_f16_alone": '''
+@triton.jit
+def _round_f16_alone(x):
+    """One element rounded to fp16 and back."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .b16 a; cvt.rn.f16.f32 a, $1; cvt.f32.f16 $0, a; }",
+        "=f,f",
+        [x],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=1,
+    )
+''',
     "_to_bf16": '''
 @triton.jit
 def _to_bf16(x):
-    """fp32 values rounded to bf16, two at a time; see ``_round_bf16``."""
+    """fp32 values rounded to bf16, two at a time."""
     return tl.inline_asm_elementwise(
         "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=tl.bfloat16, is_pure=True, pack=2
     )
@@ -245,7 +288,12 @@ def _sum_helper(count: int) -> str:
 
 
 HELPERS |= {f"_sum{count}": _sum_helper(count) for count in range(2, MOST_SUMS + 1)}
-_PLAIN = {"_exp": "tl.exp(x)", "_sigmoid": "1.0 / (1.0 + tl.exp(-x))"}
+_PLAIN = {
+    "_exp": "tl.exp(x)",
+    "_sigmoid": "1.0 / (1.0 + tl.exp(-x))",
+    "_round_f16": "x.to(tl.float16).to(tl.float32)",
+    "_round_f16_alone": "x.to(tl.float16).to(tl.float32)",
+}
 _PLAIN_HELPERS = {
     name: f'@triton.jit\ndef {name}(x):\n    """As the assembly, for Triton\'s interpreter."""\n    return {text}\n'
     for name, text in _PLAIN.items()

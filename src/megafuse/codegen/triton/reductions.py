@@ -9,7 +9,7 @@ from megafuse.codegen.triton.frame import Frame
 from megafuse.codegen.triton.helpers import MOST_SUMS
 from megafuse.codegen.triton.ops import template
 from megafuse.codegen.triton.statements import Body
-from megafuse.codegen.triton.values import TYPES, convert, literal, neutral, plain_literal
+from megafuse.codegen.triton.values import HALVES, TYPES, convert, literal, neutral, plain_literal
 from megafuse.codegen.walk import has_cols, has_rows, result_level
 from megafuse.core.dtypes import DType
 from megafuse.core.sizes import is_open
@@ -22,7 +22,7 @@ _TARGETS = 40  # joint sums whose names have more letters are unpacked into shor
 
 def held(dtype: DType) -> DType:
     """The type in which partial results of a reduction are held."""
-    return DType.I32 if dtype in _SMALL else dtype
+    return DType.I32 if dtype in _SMALL else DType.F32 if dtype in HALVES else dtype
 
 
 def tile_values(body: Body, src: str, fn: str, dtype: DType, piece: int, rows: bool) -> str:
@@ -58,7 +58,7 @@ def reduced(fn: str, text: str, axis: int | None) -> str:
 
 def final(text: str, dtype: DType) -> str:
     """A reduction's result, from the type that held the partial results."""
-    return convert(text if text.isidentifier() or dtype not in _SMALL else f"({text})", held(dtype), dtype)
+    return convert(text if text.isidentifier() or held(dtype) is dtype else f"({text})", held(dtype), dtype)
 
 
 def can_join(node: RowReduce) -> bool:

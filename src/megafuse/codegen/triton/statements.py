@@ -20,7 +20,7 @@ from megafuse.codegen.program import (
 )
 from megafuse.codegen.triton.frame import Frame, join_sum
 from megafuse.codegen.triton.ops import CASTS_LITERALS, template
-from megafuse.codegen.triton.values import TYPES, Value, convert, literal, plain_literal
+from megafuse.codegen.triton.values import HALVES, TYPES, Value, convert, literal, plain_literal
 from megafuse.codegen.walk import has_cols, has_rows
 from megafuse.codegen.writer import Writer
 from megafuse.core.dtypes import DType
@@ -139,22 +139,23 @@ def _convert(body: Body, node: Convert) -> None:
 
 
 def _converted(body: Body, node: Convert, piece: int) -> str:
-    """A converted value. The packed rounding takes elements in pairs, so single ones are converted plainly."""
+    """A converted value. Roundings are done in pairs of elements, but for tiles of a single one."""
     assert isinstance(node.src, str)
     value = body.values[node.src]
     name = value.name(piece)
     rows = body.frame.phase.row_tile if has_rows(value.level) else 1
     cols = body.frame.pieces[piece].width if has_cols(value.level) else 1
-    if node.through is DType.BF16 and rows * cols > 1:
-        return f"{_IN_PAIRS[node.src_dtype, node.dtype]}({name})"
-    middle = name if node.through is None else convert(name, node.src_dtype, node.through)
-    return convert(middle, node.through or node.src_dtype, node.dtype)
+    if node.through in HALVES:
+        alone = "" if rows * cols > 1 else "_alone"
+        return f"{_THROUGH[node.through, node.src_dtype, node.dtype]}{alone}({name})"
+    return convert(name, node.src_dtype, node.dtype)
 
 
-_IN_PAIRS = {
-    (DType.F32, DType.F32): "_round_bf16",
-    (DType.F32, DType.BF16): "_to_bf16",
-    (DType.BF16, DType.F32): "_widen_bf16",
+_THROUGH = {
+    (DType.BF16, DType.F32, DType.F32): "_round_bf16",
+    (DType.F16, DType.F32, DType.F32): "_round_f16",
+    (DType.BF16, DType.F32, DType.BF16): "_to_bf16",
+    (DType.BF16, DType.BF16, DType.F32): "_widen_bf16",
 }
 
 

@@ -1,6 +1,6 @@
 """Run the CPU tests and the offline compilation under the releases that pyproject.toml names for this.
 
-Usage: ``python tools/test_versions.py [--only NAME] [--python NAME=PATH] [--jobs N] [-- PYTEST ARGUMENTS]``
+Usage: ``python tools/run_versions.py [--only NAME] [--python NAME=PATH] [--jobs N] [-- PYTEST ARGUMENTS]``
 
 Each entry of ``[tool.megafuse.versions]`` gets a virtual environment ``.venvs/NAME``, made by pip. Results go to
 benchmarks/versions.json and from there into docs/compatibility.md; a run with pytest arguments of its own only prints
@@ -32,6 +32,12 @@ RECORD = ROOT / "benchmarks" / "versions.json"
 PAGE = ROOT / "docs" / "compatibility.md"
 FACTS = "import platform; print(platform.python_version())"
 USABLE = "import venv, ensurepip"
+
+
+def entries_of_the_project() -> dict[str, dict[str, Any]]:
+    """What pyproject.toml says under ``[tool.megafuse.versions]``."""
+    tables: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["megafuse"]
+    return dict(tables["versions"])
 
 
 def find_python(names: Sequence[str]) -> str | None:
@@ -130,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--python", action="append", default=[], metavar="NAME=PATH", help="interpreter of an entry")
     parser.add_argument("--jobs", type=int, default=2, help="processes of pytest")
     args = parser.parse_args(given[: given.index("--")] if "--" in given else given)
-    entries = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["megafuse"]["versions"]
+    entries = entries_of_the_project()
     chosen = args.only or list(entries)
     if unknown := [n for n in chosen if n not in entries]:
         parser.error(f"--only {unknown[0]}: there are {', '.join(entries)}")

@@ -1,0 +1,96 @@
+"""``megafuse tune``: measure, keep, show and export."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from megafuse.cli.planning import plan_selection
+from megafuse.cli.selection import Selection
+from megafuse.cli.tables import as_text
+from megafuse.explanation.text import quantity
+from megafuse.runtime.plan_store import Entry, write_plan
+from megafuse.runtime.timer import require_cuda
+from megafuse.tune import StepResult, entries_of, tune_step
+
+HEADINGS = ("kernel", "heuristic", "best", "gain", "tile", "registers", "spills", "occupancy", "of copy", "limit")
+LEFT = ("kernel", "tile", "limit")
+
+
+def tune_selection(selection: Selection, *, seconds: float, again: bool, export: Path | None) -> str:
+    """Tune what ``selection`` names on the GPU at hand; the report.
+
+    Raises:
+        TargetError: there is no GPU.
+        InputError: the plan cannot be written.
+    """
+    require_cuda()
+    compiled = plan_selection(selection, measured=False).compiled
+    result = tune_step(compiled, seconds=seconds, again=again)
+    entries = entries_of(compiled)
+    lines = [as_text(tuned_table(entries, compiled.device.name)), summary(result, entries)]
+    if export is not None:
+        write_plan(export, compiled.device.name, entries)
+        lines.append(f"plan written to {export}")
+    return "\n".join(lines)
+
+
+def tuned_table(entries: Sequence[Entry], device: str) -> Table:
+    """One line a kernel: time with the heuristic's tiles and with the best, and figures of the compiled kernel.
+
+    Times are of the kernel and of what adds up its partial sums; "of copy" is predicted DRAM bytes per second of the
+    kernel alone over the device's copy rate.
+    """
+    table = Table(title=f"tiles measured on {device}", title_justify="left", box=None, pad_edge=False)
+    for heading in HEADINGS:
+        table.add_column(heading, justify="left" if heading in LEFT else "right", no_wrap=heading == "kernel")
+    for entry in entries:
+        table.add_row(*_row(entry))
+    return table
+
+
+def _row(entry: Entry) -> tuple[str, ...]:
+    facts = entry.facts
+    best = float(facts.get("tuned_seconds", entry.seconds))
+    return (
+        entry.name,
+        quantity(entry.heuristic_seconds, "s"),
+        quantity(best, "s"),
+        f"{entry.heuristic_seconds / best:.2f}x",
+        tile_text(entry),
+        str(facts.get("registers", "-")),
+        str(facts.get("spills", "-")),
+        _percent(facts.get("occupancy")),
+        _percent(facts.get("copy_share")),
+        str(facts.get("limit", "-")),
+    )
+
+
+def tile_text(entry: Entry) -> str:
+    """Rows by columns of each phase, rows of a chunk, warps and pipeline stages."""
+    phases = [f"{t['row_tile']} x {'+'.join(map(str, t['pieces']))}{_chunk(t)}" for t in entry.tiles]
+    stages = max((t["num_stages"] for t in entry.tiles), default=1)
+    return f"{'; '.join(phases)}, {entry.num_warps} warps" + (f", {stages} stages" if stages > 1 else "")
+
+
+def _chunk(tile: Any) -> str:
+    return f" in {tile['rows_per_chunk']}" if tile["rows_per_chunk"] > tile["row_tile"] else ""
+
+
+def _percent(share: Any) -> str:
+    return "-" if share is None else f"{100 * share:.0f} %"
+
+
+def summary(result: StepResult, entries: Sequence[Entry]) -> str:
+    """How long it took, what was won, and why it ended."""
+    tried = sum(k.tried for k in result.kernels)
+    before = sum(k.heuristic_seconds for k in result.kernels)
+    after = sum(k.seconds for k in result.kernels)
+    gain = f"; together {quantity(before, 's')} before, {quantity(after, 's')} now" if result.kernels else ""
+    ended = f", {result.stopped}" if result.stopped else ""
+    known = len(entries) - len(result.kernels)
+    kept = f"; {known} kernels were measured before" if known > 0 else ""
+    return f"{len(result.kernels)} kernels, {tried} tiles tried in {result.seconds:.0f} s{ended}{gain}{kept}"
