@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from megafuse.codegen.artifact import KernelSource
-from megafuse.codegen.dot_program import DotProgram
 from megafuse.codegen.program import ColReduce, Convert, RowReduce, TileProgram
 from megafuse.compiler.driver import PRINTERS, Compiled, reschedule
 from megafuse.core.dtypes import DType
@@ -50,7 +49,7 @@ class Variant:
 
     key: str
     tiles: KernelTiles
-    programs: tuple[TileProgram | DotProgram, ...]
+    programs: tuple[TileProgram, ...]
     sources: tuple[KernelSource, ...]
     args: tuple[tuple[str, ...], ...]
     places: tuple[Place, ...]
@@ -133,7 +132,8 @@ def _variant(compiled: Compiled, number: int, backend: str, at: Mapping[str, int
     buffers = {b.name: b for b in step.buffers}
     names = dict.fromkeys(name for k in kernels for name in k.args)
     places = {n: _place(settle(buffers[n], at), nodes[n], n in written, len(mine) > 1) for n in names}
-    programs = tuple(compiled.programs[n] for n in mine)
+    made = (compiled.programs[n] for n in mine)
+    programs = tuple(p for p in made if isinstance(p, TileProgram))  # all: a subject is no product
     return Variant(
         main.key,
         tiles_of_kernel(main),
