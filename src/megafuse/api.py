@@ -94,9 +94,9 @@ def fuse(
     target: str = "auto",
     strict: bool = False,
     max_specializations: int = 8,
+    dots: str = "library",
     tune: bool | None = None,
     plan: str | os.PathLike[str] | None = None,
-    dots: str = "library",
     **kwargs: Any,
 ) -> Any:
     """Fuse a module or function for calls like ``fn(*args, **kwargs)``.
@@ -109,14 +109,13 @@ def fuse(
         strict: an error instead of running unconverted ATen ops as they are inside the plan.
         max_specializations: how many programs may be made for calls that differ in their sizes alone, where sizes
             cannot share one; further sizes run the original ops, with a warning.
+        dots: ``library``, or ``auto``: generated products that compute what follows, where predicted to be faster.
         tune: measure the tiles of kernels that were not measured before, on the GPU at hand, for about 90 s, and keep
             them in the cache; None: take those in the cache, measure nothing; False: the heuristic's tiles.
             ``MEGAFUSE_FAST_AUTOTUNE=1`` (or ``MLP_FAST_AUTOTUNE=1``) has the effect of False everywhere.
         plan: a file that ``megafuse tune --export`` wrote: its tiles, and no others, are taken. The environment
             variable ``MEGAFUSE_PLAN`` names one for all calls; ``MEGAFUSE_REQUIRE_PLAN=1`` makes a kernel without an
             entry an error.
-        dots: how matrix products run: ``library``, or ``auto`` (generated kernels that also compute what follows from
-            the product, where these are predicted to be faster; the library's elsewhere).
         **kwargs: example keyword arguments of the call.
 
     Returns:
@@ -134,14 +133,8 @@ def fuse(
         raise InputError(f"fuse() takes a module or a function, not {type(fn).__name__}")
     original = getattr(fn, "__megafuse__", None)
     callee = original.original if original is not None else fn.forward if isinstance(fn, nn.Module) else fn
-    options = Options(
-        target,
-        strict=strict,
-        max_specializations=max_specializations,
-        tune=tune,
-        plan=None if plan is None else os.fspath(plan),
-        dots=dots,
-    )
+    path = None if plan is None else os.fspath(plan)
+    options = Options(target, strict=strict, max_specializations=max_specializations, dots=dots, tune=tune, plan=path)
     engine = make_engine(callee, options)  # a module's hooks run around its forward
     try:
         engine.bound(args, kwargs)

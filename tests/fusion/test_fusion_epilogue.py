@@ -114,9 +114,10 @@ def test_what_depends_on_the_product_in_another_way_stays_out():
     assert fused(options_of(made)) == []
 
 
-def test_products_of_open_or_mixed_types_are_left_to_the_library():
+@pytest.mark.parametrize("sizes", [{"dtype": DType.F64}, {"m": 1}, {"n": 1}])
+def test_wide_types_and_single_rows_or_columns_are_left_to_the_library(sizes: dict[str, object]):
     b = Builder()
-    left, right, dot = product(b, dtype=DType.F64)
+    left, right, dot = product(b, **sizes)  # type: ignore[arg-type]
     made = graph((left, right), relu(b, dot))
     assert epilogues_of(made, dot) == []
 

@@ -46,7 +46,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "small": (lambda: TokenFFN(4, 64, 128), (64, 4, 64)),
     "odd": (lambda: TokenFFN(5, 37, 91), (129, 5, 37)),
     "token_ffn": (lambda: TokenFFN(16, 512, 1024), (512, 16, 512)),
-    "one_row": (lambda: Residual(256, 512), (1, 256)),
+    "few_rows": (lambda: Residual(256, 512), (2, 256)),
     "residual": (lambda: Residual(1024, 4096), (2048, 1024)),
     "residual_odd": (lambda: Residual(1000, 1336), (777, 1000)),
 }

@@ -130,8 +130,8 @@ def compile_call(
     device: DeviceSpec,
     *,
     strict: bool = False,
-    known: Known = nothing_known,
     dots: DotRule = LIBRARY,
+    known: Known = nothing_known,
 ) -> Compiled:
     """Run all stages up to tile programs for one example call.
 

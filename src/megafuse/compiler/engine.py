@@ -49,9 +49,9 @@ class Options:
     """How to fuse. ``target``: auto, cuda or interpret. ``backend``: triton or numpy (numpy only under interpret).
 
     ``max_specializations``: how many programs may be made for calls that differ in their sizes alone and share none.
-    ``tune``: measure tiles that are not known; None: take those that are; False: the heuristic's. ``plan``: a file.
     ``dots``: "library" (matrix products are library calls) or "auto" (generated ones, which take in what follows, where
     these are predicted to win).
+    ``tune``: measure tiles that are not known; None: take those that are; False: the heuristic's. ``plan``: a file.
     """
 
     target: str = "auto"
@@ -59,9 +59,9 @@ class Options:
     strict: bool = False
     poison: bool | None = None
     max_specializations: int = 8
+    dots: str = "library"
     tune: bool | None = None
     plan: str | None = None
-    dots: str = "library"
 
     def __post_init__(self) -> None:
         if self.plan is not None and self.tune:
@@ -279,8 +279,7 @@ def _bind(
     def make(captured: Captured, scalars: Sequence[Scalar] = ()) -> Program:
         getter.check_same_places(captured.leaves)
         known = find_known(spec, target, tune=options.tune, plan=options.plan)
-        dots = DotRule(options.dots == "auto", key.flags.tf32)
-        compiled = compile_captured(captured, spec, known=known, dots=dots)
+        compiled = compile_captured(captured, spec, known=known, dots=DotRule(options.dots == "auto", key.flags.tf32))
         compiled = complete(compiled, known, structure.engine.tuner, key.device)
         program = Program(compiled, compiled.artifact(backend, interpreted=target == "interpret"), scalars)
         structure.engine.generations += 1

@@ -74,11 +74,9 @@ class Subject:
 
 
 def subjects(step: Step) -> list[Subject]:
-    """The map and reduce kernels of a step, each once, in order."""
+    """The kernels of a step, each once, in order; tiles of products are not tuned."""
     found: dict[str, Subject] = {}
-    for kernel in step.kernels:
-        if kernel.dot is not None:
-            continue
+    for kernel in (k for k in step.kernels if k.dot is None):
         rules = tuple(p.rules for p in kernel.phases if p.rules is not None)
         found.setdefault(
             kernel.key,
@@ -134,7 +132,8 @@ def _variant(compiled: Compiled, number: int, backend: str, at: Mapping[str, int
     buffers = {b.name: b for b in step.buffers}
     names = dict.fromkeys(name for k in kernels for name in k.args)
     places = {n: _place(settle(buffers[n], at), nodes[n], n in written, len(mine) > 1) for n in names}
-    programs = tuple(p for n in mine if isinstance(p := compiled.programs[n], TileProgram))
+    made = (compiled.programs[n] for n in mine)
+    programs = tuple(p for p in made if isinstance(p, TileProgram))  # all: a subject is no product
     return Variant(
         main.key,
         tiles_of_kernel(main),

@@ -56,14 +56,11 @@ def _explain_bound(bound: Bound, subject: str) -> PlanInfo:
 def explain_compiled(compiled: Compiled, eager: EagerEstimate | None = None) -> PlanInfo:
     """Describe one compilation."""
     step, cover, device = compiled.step, compiled.cover, compiled.device
-    reader = StepReader(
-        step,
-        device,
-        _costs(device),
-        lambda dot, tf32: slower_by(dot, device, DotRule(tf32=tf32)),
-        buffer_origins(step),
-        compiled.measured,
-    )
+
+    def slower(dot: Node, tf32: bool) -> float:
+        return slower_by(dot, device, DotRule(tf32=tf32))
+
+    reader = StepReader(step, device, _costs(device), slower, buffer_origins(step), compiled.measured)
     homes = kernel_of_nests(step, cover.nests)
     names = _names(compiled)
     edges = [Edge(homes[b.first], homes[b.second], _readable(b.reason, names)) for b in cover.boundaries]

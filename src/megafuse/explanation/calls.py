@@ -32,7 +32,7 @@ class StepReader:
     """Describes the calls of one step.
 
     ``cost`` gives (weighted results, L2 bytes beside DRAM) of a trace; ``slower`` the seconds by which a generated
-    product (in TF32 or not) is predicted to be slower than the library's; ``measured`` seconds of one launch by kernel
+    product (in TF32 or not) is predicted to be slower than the library's. ``measured``: seconds of one launch by kernel
     key, where they are known.
     """
 

@@ -37,8 +37,8 @@ class PhaseInfo:
 class KernelInfo:
     """A generated kernel. ``sources``: the user's lines that it computes; ``seconds`` include the launch.
 
-    ``measured``: seconds of a launch on this GPU, where its tiles were measured.
     ``product``: the matrix product in which it starts, if any, and ``flops`` those of that product.
+    ``measured``: seconds of a launch on this GPU, where its tiles were measured.
     """
 
     name: str
@@ -50,9 +50,9 @@ class KernelInfo:
     num_warps: int
     dram_bytes: int
     seconds: float
-    measured: float | None = None
     product: str = ""
     flops: int = 0
+    measured: float | None = None
 
 
 @dataclass(frozen=True)

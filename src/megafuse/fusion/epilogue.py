@@ -59,8 +59,8 @@ def epilogues(graph: Graph, anchors: Anchors, dot: Node, consumers: dict[Node, l
     """What ``dot`` could take in: its region's values with memory; and with them the values that leave the region."""
     if any(is_open(n) for n in (*dot.shape, dot.args[0].shape[-1])) or dot.dtype not in (*HALVES, DType.F32):
         return []
-    if any(a.dtype is not dot.dtype for a in dot.args[:2]):
-        return []
+    if any(a.dtype is not dot.dtype for a in dot.args[:2]) or 1 in dot.shape[1:]:
+        return []  # one row or column is no work for tiles
     region = _region(graph, dot)
     stored = [n for n in graph.nodes if n in region and n in anchors.nodes and n is not dot]
     leaving = [n for n in region if any(c not in region for c in consumers.get(n, ()))]

@@ -34,7 +34,7 @@ class PhasePlan:
     loop: tuple[Axis, ...]
     tile: Tile
     stores: tuple[tuple[Root, Node, Affine], ...]
-    rules: TileRules | None = None
+    rules: TileRules | None
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class KernelPlan:
     phases: tuple[PhasePlan, ...]
     num_warps: int
     forward: bool
-    key: str = ""
+    key: str
     finishes: str = ""
     dot: DotPlan | None = None
 
@@ -136,9 +136,9 @@ class KernelMaker:
             why=f"{tile.parts} pieces of the product's tiles; {tile.why}",
         )
         stores = tuple(s for root in trace.roots for s in self._store(root))
-        phase = PhasePlan(trace, tuple(a for a in nest.space.rows if a.name in fixed), loop, held, stores)
+        phase = PhasePlan(trace, tuple(a for a in nest.space.rows if a.name in fixed), loop, held, stores, None)
         operands = tuple(dict.fromkeys(memory_of(a, self.cover.materialised) for a in dot.args))
-        return KernelPlan((phase,), tile.num_warps, dot in self.forward, dot=DotPlan(dot, operands, tile))
+        return KernelPlan((phase,), tile.num_warps, dot in self.forward, "", dot=DotPlan(dot, operands, tile))
 
     def _group(self, number: int, group: KernelGroup) -> list[KernelPlan]:
         if group.dot is not None:

@@ -97,6 +97,21 @@ class Tile:
 
 
 @dataclass(frozen=True)
+class DotTile:
+    """Sizes of a generated dot: see ``codegen.dot_program``. ``why`` says how they were chosen."""
+
+    rows: int
+    cols: int
+    depth: int
+    parts: int
+    programs: int
+    num_warps: int
+    num_stages: int
+    group: int = 8
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class KernelTiles:
     """The tiles of all phases of a kernel, and its warps, as something other than the heuristic chose them."""
 
@@ -180,21 +195,6 @@ class TileRules:
 
 
 @dataclass(frozen=True)
-class DotTile:
-    """Sizes of a generated dot: see ``codegen.dot_program``. ``why`` says how they were chosen."""
-
-    rows: int
-    cols: int
-    depth: int
-    parts: int
-    programs: int
-    num_warps: int
-    num_stages: int
-    group: int = 8
-    why: str = ""
-
-
-@dataclass(frozen=True)
 class Target:
     """Where a root goes: element offset in a buffer, affine in the nest's axes (and ``chunk`` for partials)."""
 
@@ -248,9 +248,9 @@ class KernelSchedule:
     num_stages: int
     dram_bytes: int
     doc: tuple[str, ...] = field(default=())
+    dot: DotPart | None = None
     key: str = ""
     finishes: str = ""
-    dot: DotPart | None = None
 
     @property
     def args(self) -> tuple[str, ...]:
