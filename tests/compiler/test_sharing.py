@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -269,3 +270,27 @@ def test_a_slice_that_ends_with_its_source_at_some_sizes() -> None:
         x = torch.randn(n)
         assert distance(fused(x), x.sum() + TABLE[:n]) < NEAR, n
     assert found.generations <= 6
+
+
+@pytest.mark.parametrize("branch", [lambda n: n % 4 == 0, lambda n: n == 7, lambda n: 20 < n < 24, lambda n: n & 8])
+def test_python_that_branches_on_a_size_is_seen_at_every_size(branch) -> None:
+    def by_size(x: torch.Tensor) -> torch.Tensor:
+        return x * 3 if branch(x.shape[0]) else x * 1
+
+    fused = megafuse.fuse(by_size, torch.randn(3, 4), target="interpret", max_specializations=100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotFusedWarning)
+        for rows in (11, *range(2, 26)):
+            x = torch.randn(rows, 4)
+            assert torch.equal(fused(x), by_size(x)), rows
+
+
+def test_the_limit_of_programs_is_said_once() -> None:
+    fused = megafuse.fuse(
+        lambda x: x * x.shape[0] ** 0.5 * (x.shape[0] % 7), torch.randn(3, 4), target="interpret", max_specializations=2
+    )
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for rows in range(2, 12):
+            fused(torch.randn(rows, 4))
+    assert len([w for w in said if issubclass(w.category, NotFusedWarning)]) == 1

@@ -146,6 +146,7 @@ class _Structure:
         self.sharing = Sharing()
         self.unfit: Bound | None = None  # why the original serves these calls
         self._binder: Binder[Bound] = Binder(self._compile)
+        self.over_limit = False
         self._pending = threading.local()  # the call that this thread binds, and its capture
 
     def still_fits(self) -> bool:
@@ -292,7 +293,9 @@ def _bind(
     if over is not None:
         if options.strict:
             raise UnsupportedError(over)
-        warnings.warn(over, NotFusedWarning, stacklevel=6)
+        if not structure.over_limit:  # once: each size would say it in other words
+            warnings.warn(over, NotFusedWarning, stacklevel=6)
+        structure.over_limit = True
         return Bound(None, None, over)
     captured = structure.take_captured(args, kwargs)
     if any(0 in n.shape for n in captured.graph.nodes):

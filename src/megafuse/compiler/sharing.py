@@ -41,8 +41,8 @@ TYPICAL_SMALL, TYPICAL_LARGE = 1 / 16, 4  # largest values of typical steps, in 
 class Family:
     """All calls of one form, captured with open sizes. ``programs`` by class: (large, wide).
 
-    That the callable does the same at all sizes is known from captures: of sizes between the smallest and the largest
-    that were captured it is taken to be so.
+    That the callable does the same at a size (Python may branch on it) is known from a capture at that size, which is
+    made before the size is first served.
     """
 
     call: OpenCall
@@ -54,9 +54,7 @@ class Family:
         captured, _ = self.unified(dict.fromkeys(self.call.names, 64), wide=False)
         self.values = [s for s in dict.fromkeys(_spans(captured.graph)) if is_open(s[0])]
         self.guards = open_questions(captured.graph)
-        self.low, self.high = (
-            {name: end(p[name] for p in self.points) for name in self.call.names} for end in (min, max)
-        )
+        self.seen = {tuple(sorted(point.items())) for point in self.points}
 
     def sizes_of(self, layouts: Sequence[Layout]) -> dict[str, int] | None:
         """The open sizes of a call, if it is one of these."""
@@ -64,17 +62,17 @@ class Family:
         return sizes if sizes is not None and all(legal_at(node, sizes) for node in self.guards) else None
 
     def reach(self, sizes: Mapping[str, int], capture: Capture) -> None:
-        """Make sure that the callable does the same at sizes outside of those captured so far.
+        """Make sure that the callable does the same at ``sizes``, if they were not captured yet.
 
         Raises:
             Differs: it does not.
         """
-        if all(self.low[name] <= n <= self.high[name] for name, n in sizes.items()):
+        point = tuple(sorted(sizes.items()))
+        if point in self.seen:
             return
         captures = [*self.captures, _capture_at(self.call, sizes, capture)]
         unify(captures, [*self.points, sizes], [Dim(name, 64) for name in self.call.names])
-        for name, n in sizes.items():
-            self.low[name], self.high[name] = min(n, self.low[name]), max(n, self.high[name])
+        self.seen.add(point)
 
     def unified(self, typical: Mapping[str, int], wide: bool) -> tuple[Captured, list[Scalar]]:
         """The capture with open sizes, for plans that are good at ``typical`` ones."""
