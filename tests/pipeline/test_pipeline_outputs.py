@@ -69,6 +69,7 @@ def test_products_of_an_expanded_value_follow_the_other_operand(dtype: torch.dty
     def fn(x: Tensor, w: Tensor) -> Tensor:
         return torch.tanh(x).unsqueeze(0).expand(4, 7) * w
 
+    torch.manual_seed(0)
     x = torch.randn(7, dtype=dtype, requires_grad=True)
     w = torch.randn(7, 4, dtype=dtype).t().requires_grad_()
     assert fn(x, w).stride() == (1, 4)
