@@ -185,6 +185,19 @@ def test_bf16_activations_with_fp32_norms() -> None:
     close(found, want, loose=True)
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_layer_norm_of_fp32_parameters_takes_narrow_values(autocast: bool) -> None:
+    """As the CPU kernel does; under autocast, what a linear layer gives it is narrow."""
+    torch.manual_seed(0)
+    norm = nn.LayerNorm(6)
+    module = nn.Sequential(nn.Linear(6, 6), norm) if autocast else norm
+    x = torch.randn(30, 6, dtype=torch.float32 if autocast else torch.bfloat16, requires_grad=True)
+    fused = megafuse.fuse(module, x, target="interpret")
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        assert fused(x).dtype is module(x).dtype
+        check_few(module, x, fused=fused)
+
+
 def test_types_that_eager_refuses_are_refused() -> None:
     module, x = net(torch.bfloat16), batch()
     with pytest.raises(RuntimeError):

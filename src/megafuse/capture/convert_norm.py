@@ -77,8 +77,9 @@ def grads(
 def layer_norm(
     cx: Context, x: Node, shape: Sequence[int], w: Node | None, b: Node | None, eps: float
 ) -> tuple[Node, Node, Node]:
-    """Layer norm over the last ``len(shape)`` dims."""
-    cx.same_types(x, w, b)
+    """Layer norm over the last ``len(shape)`` dims; the CPU kernel takes fp32 parameters beside 16-bit values too."""
+    narrow = x.dtype in (DType.BF16, DType.F16)
+    cx.same_types(x, *(p for p in (w, b) if p is not None and not (narrow and p.dtype is DType.F32)))
     (v,) = widen(cx, x)
     mean, rstd = statistics(cx, v, trailing(x, shape), eps)
     xhat = cx.b.map("mul", cx.b.map("sub", v, mean), rstd)
