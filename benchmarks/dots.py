@@ -5,6 +5,9 @@ product against ``torch.bmm(out=)``, and the product with bias and residual in i
 followed by a generated kernel that adds both. Every kernel's result is checked by the package's rule before it is
 timed. All kernels are compiled first, in several processes. Rounds alternate, the L2 cache is flushed before each
 sample. Prints a table; the record with all samples goes to benchmarks/results.
+
+``--steps``: forward and backward of three networks that are little but products, with generated products, beside eager
+and ``torch.compile``; options behind ``--`` are those of benchmarks/workloads.py.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,9 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from megafuse.bench.record import RESULTS, CaseResult, Record, RivalResult, begin
+from megafuse.bench.run import failed, prepare_gpu, run_cases, settings_from
 from megafuse.bench.timing import CudaTimer, copy_bandwidth, time_rounds
+from megafuse.bench.workloads import build_parser, workload_table
 from megafuse.codegen.artifact import KernelSource
 from megafuse.codegen.dot_program import PRODUCT, DotProgram, Matrices
 from megafuse.codegen.program import (
@@ -43,6 +48,7 @@ from megafuse.codegen.program import (
 from megafuse.codegen.triton import print_kernel
 from megafuse.core.device import DeviceSpec, device_spec
 from megafuse.core.dtypes import DType
+from megafuse.core.errors import MegafuseError
 from megafuse.runtime.device import live_device_spec
 from megafuse.runtime.offline import compile_offline
 from megafuse.runtime.shim import cuda_launcher
@@ -52,6 +58,7 @@ from megafuse.validate.compare import measure
 from megafuse.validate.verdict import judge
 
 BF16, F32 = DType.BF16, DType.F32
+LLAMA = {"batch": 1, "tokens": 4096, "dim": 4096, "hidden": 14336}
 SIZES = {"production": (1024, 64, 1280, 2), "small": (256, 32, 512, 2)}  # B, T, D, k
 Strides = tuple[int, int, int]
 
@@ -321,15 +328,38 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
+def run_steps(more: Sequence[str]) -> int:
+    """A GELU network per token without biases, a Llama FFN, and an MLP with narrow weight gradients."""
+    parser = build_parser()
+    parser.set_defaults(rivals="eager,compile,megafuse", what="step,graph", dots="auto", rounds=20)
+    args = parser.parse_args(more)
+    sources: list[dict[str, Any]] = [
+        {"kind": "workload", "name": "token_ffn", "dtype": "bfloat16", "size": "gpu"},
+        {"kind": "workload", "name": "swiglu_ffn", "dtype": "bfloat16", "size": LLAMA},
+        {"kind": "workload", "name": "softplus_mlp", "dtype": "bfloat16", "size": "gpu"},  # sums, parts of K
+    ]
+    try:
+        settings = settings_from(args)
+        prepare_gpu()
+    except MegafuseError as error:
+        say(f"error: {error}")
+        return 2
+    return int(failed(run_cases("dot_steps", sources, settings, args, show=workload_table)))
+
+
 def main() -> int:
     """Compile, check, time, record; 1 where a result was wrong."""
     parser = argparse.ArgumentParser(description="Generated dots against the library.")
     parser.add_argument("--compile-only", action="store_true", help="compile for sm_90 and stop; needs no GPU")
     parser.add_argument("--only", default="", help="shapes whose name holds this text")
+    parser.add_argument("--steps", action="store_true", help="whole networks instead of single products")
+    parser.add_argument("more", nargs="*", help="behind --: options of --steps")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--processes", type=int, default=14)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
+    if options.steps:
+        return run_steps(options.more)
     device = device_spec(90) if options.compile_only else live_device_spec(torch.device("cuda"))
     errors: list[str] = []
     start = time.perf_counter()

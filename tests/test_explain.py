@@ -25,7 +25,7 @@ class Gated(nn.Module):
 @pytest.fixture(scope="module")
 def explained():
     x = torch.randn(6, 16, requires_grad=True)
-    fused = megafuse.fuse(Gated(), x, target="interpret")
+    fused = megafuse.fuse(Gated(), x, target="interpret", chains=False)
     fused(x)
     return megafuse.explain(fused)
 
@@ -47,6 +47,22 @@ def test_kernels_name_the_users_lines(explained):
         assert kernel.phases
         assert kernel.seconds > 0
         assert kernel.dram_bytes == sum(t.nbytes for t in (*kernel.reads, *kernel.writes))
+
+
+def test_tensors_are_named_by_what_they_are(explained):
+    (plan,) = explained
+    words = " ".join(plan.names)
+    given = ("argument x", "parameter norm.weight", "upstream gradient of output", "dot of test_explain.py:")
+    for what in (*given, *(f"gradient of {n}" for n in ("argument x", "parameter norm.weight", "parameter up.bias"))):
+        assert f" = {what}" in words, what
+    named = {part.partition(" = ")[0].strip() for line in plan.names for part in line.split(",")}
+    temporary = {t.name for c in plan.kernels for t in (*c.reads, *c.writes) if t.kind != "temp"}
+    assert temporary <= named
+    assert all(line in str(explained) for line in plan.names)
+
+
+def test_a_plan_that_is_interpreted_says_so(explained):
+    assert "sm_90); its kernels run as numpy text on the CPU here (target='interpret')" in str(explained)
 
 
 def test_products_have_shapes_and_the_library_call(explained):

@@ -16,6 +16,7 @@ RUN = {
     "packages": {"torch": "2.6.0", "numpy": "1.26.4"},
     "date": "2026-01-02",
     "commit": "abc",
+    "test_seconds": 605,
     "tests": {"tests/ir": {"passed": 3}, "tests/core": {"passed": 1, "failed": 1, "skipped": 2}},
     "failed": ["tests/core/test_a.py::test_b"],
     "skipped": {"needs ruff": 2},
@@ -33,6 +34,8 @@ def test_a_section_lists_counts_failures_and_reasons():
     other = {**RUN, "tests": {}, "failed": [], "compiled": []}
     text = versions_page.section({"environments": {"old": RUN, "new": other}})
     assert "| python | 3.12.1 | 3.12.1 |" in text
+    assert "| tests took | 10 min 5 s | 10 min 5 s |" in text
+    assert "| compilation took | not run | not run |" in text
     assert "| triton | not installed | not installed |" in text
     assert "| `tests/core` | 1 passed, 1 failed, 2 skipped | not run |" in text
     assert "| all | 4 passed, 1 failed, 2 skipped | not run |" in text
@@ -64,6 +67,19 @@ def test_reports_are_summed_up_by_folder(tmp_path):
     assert found["tests"] == {"tests/ir": {"passed": 1, "failed": 2}, "tests/test_p.py": {"skipped": 1}}
     assert found["failed"] == ["tests/ir/test_a.py::test_c[1]", "tests/ir/test_d.py::test_e"]
     assert found["skipped"] == {"needs ruff": 1}
+
+
+def test_an_interrupted_run_is_no_result(tmp_path):
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    for ended in (1, 2):
+        python.write_text(f"#!/bin/sh\necho '<testsuites/>' > {tmp_path}/tests.xml\nexit {ended}\n")
+        python.chmod(0o755)
+        if ended == 1:
+            assert run_versions.run_tests(python, 1, [])["failed"] == []
+        else:
+            with pytest.raises(SystemExit, match="pytest ended with 2"):
+                run_versions.run_tests(python, 1, [])
 
 
 def test_every_environment_pins_torch_and_triton():

@@ -17,6 +17,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Sequence
@@ -71,10 +72,11 @@ def run_tests(python: Path, jobs: int, extra: Sequence[str]) -> dict[str, Any]:
     report = python.parents[1] / "tests.xml"
     report.unlink(missing_ok=True)
     command = [str(python), "-m", "pytest", "-q", "-n", str(jobs), "-p", "no:cacheprovider", f"--junitxml={report}"]
-    subprocess.run([*command, *extra], cwd=ROOT, check=False)
-    if not report.exists():
-        raise SystemExit(f"error: pytest wrote no report: {' '.join(command)}")
-    return read_report(report)
+    begun = time.monotonic()
+    ended = subprocess.run([*command, *extra], cwd=ROOT, check=False).returncode
+    if ended not in (0, 1) or not report.exists():  # 1: a test failed; others: not all tests were run
+        raise SystemExit(f"error: pytest ended with {ended}, which is no result: {' '.join(command)}")
+    return {**read_report(report), "test_seconds": round(time.monotonic() - begun)}
 
 
 def read_report(path: Path) -> dict[str, Any]:
@@ -97,14 +99,15 @@ def read_report(path: Path) -> dict[str, Any]:
     return {"tests": tests, "failed": sorted(failed), "skipped": skipped}
 
 
-def compile_kernels(python: Path) -> list[dict[str, Any]]:
+def compile_kernels(python: Path) -> dict[str, Any]:
     """What tools/compile_offline.py says in this environment."""
     command = [str(python), str(ROOT / "tools" / "compile_offline.py")]
+    begun = time.monotonic()
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if not found:
         raise SystemExit(f"error: nothing was compiled: {' '.join(command)} ended with {done.returncode}")
-    return found
+    return {"compiled": found, "compile_seconds": round(time.monotonic() - begun)}
 
 
 def describe(python: Path) -> dict[str, Any]:
@@ -165,7 +168,7 @@ def run_one(name: str, entry: dict[str, Any], python: str | None, jobs: int, ext
         )
     own = make_environment(name, entry, python)
     found = {"about": entry["about"], **describe(own), **run_tests(own, jobs, extra)}
-    return {**found, "compiled": [] if extra else compile_kernels(own)}
+    return {**found, **({"compiled": []} if extra else compile_kernels(own))}
 
 
 if __name__ == "__main__":

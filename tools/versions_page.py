@@ -7,6 +7,7 @@ from typing import Any
 
 BEGIN, END = "<!-- versions:begin -->", "<!-- versions:end -->"
 PACKAGES = ("torch", "triton", "numpy", "ml_dtypes")
+DURATIONS = {"test_seconds": "tests took", "compile_seconds": "compilation took"}
 
 
 def put(page: str, record: Mapping[str, Any]) -> str:
@@ -30,6 +31,7 @@ def section(record: Mapping[str, Any]) -> str:
         return "No run is recorded yet."
     head = ["", *names]
     about = [[key, *(_fact(runs[n], key) for n in names)] for key in ("python", *PACKAGES, "date", "commit")]
+    about += [[said, *(_minutes(runs[n].get(key)) for n in names)] for key, said in DURATIONS.items()]
     folders = sorted({f for n in names for f in runs[n]["tests"]})
     tests = [[f"`{f}`", *(_counts(runs[n]["tests"].get(f, {})) for n in names)] for f in folders]
     tests.append(["all", *(_counts(_total(runs[n]["tests"])) for n in names)])
@@ -46,6 +48,10 @@ def section(record: Mapping[str, Any]) -> str:
 
 def _fact(run: Mapping[str, Any], key: str) -> str:
     return str(run.get(key) or run["packages"].get(key, "not installed"))
+
+
+def _minutes(seconds: int | None) -> str:
+    return "not run" if seconds is None else f"{seconds // 60} min {seconds % 60} s"
 
 
 def _total(tests: Mapping[str, Mapping[str, int]]) -> dict[str, int]:

@@ -20,6 +20,8 @@ _HOMES = {
     **dict.fromkeys(_ERRORS, "megafuse.core.errors"),
 }
 
+_PACKAGES = ("nn",)
+
 __all__ = [
     "CaptureError",
     "CheckError",
@@ -35,11 +37,14 @@ __all__ = [
     "check",
     "explain",
     "fuse",
+    "nn",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Load a public name on first use."""
+    if name in _PACKAGES:
+        return import_module(f"megafuse.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'megafuse' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)

@@ -28,14 +28,14 @@ class FusedFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the fused step; other structures and shapes compile on their first call."""
-        return _served(self.__megafuse__, args, kwargs)
+        return served(self.__megafuse__, args, kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as the original function with the options; a copy captures at its first call."""
         return _remake_function, (self.__megafuse__.original, self.__megafuse__.options)
 
 
-def _served(engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def served(engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call of the engine. Errors that the user's own code raises have that code's traceback."""
     try:
         return engine(args, kwargs)
@@ -45,29 +45,39 @@ def _served(engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         raise trimmed(error)  # noqa: B904 (the same error)
 
 
+def plain(module: nn.Module) -> nn.Module:
+    """What runs the original ops: the module, or for a fused one an object of the original class with all its state."""
+    kind = getattr(type(module), "__plain__", None)
+    return module if kind is None else _viewed(module, kind)
+
+
+def _viewed(module: nn.Module, kind: Any) -> nn.Module:
+    """An object of class ``kind`` that shares the module's state."""
+    view: nn.Module = kind.__new__(kind)
+    view.__dict__ = module.__dict__
+    return view
+
+
 def _fused_module(module: nn.Module, engine: Engine) -> nn.Module:
     """An object of a subclass of the module's class that shares all its state and runs the engine in ``forward``."""
-    base: Any = type(module).__mro__[1] if hasattr(module, "__megafuse__") else type(module)
+    made_here = isinstance(vars(type(module)).get("__megafuse__"), Engine)
+    base: Any = type(module).__mro__[1] if made_here else type(module)
     others: weakref.WeakKeyDictionary[nn.Module, Engine] = weakref.WeakKeyDictionary()
-
-    def plain(self: nn.Module) -> nn.Module:
-        original: nn.Module = base.__new__(base)
-        original.__dict__ = self.__dict__
-        return original
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if self.__dict__ is module.__dict__:
-            return _served(engine, args, kwargs)
+            return served(engine, args, kwargs)
         if self not in others:  # made by the class, not by fuse: it has parameters of its own
             others[self] = make_engine(plain(self).forward, engine.options)
-        return _served(others[self], args, kwargs)
+        return served(others[self], args, kwargs)
 
     def reduce(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
         """Copies and pickles are of the original, with the options; the copy captures at its first call."""
-        reduced: Any = plain(self).__reduce_ex__(protocol)
+        reduced: Any = _viewed(self, base).__reduce_ex__(protocol)
         return _remake_module, (*reduced[:2], engine.options), *reduced[2:]
 
     members = {"forward": forward, "__reduce_ex__": reduce, "__megafuse__": engine, "__doc__": base.__doc__}
+    members["__plain__"] = getattr(base, "__plain__", base)
     fused: nn.Module = object.__new__(type(f"Fused{base.__name__}", (base,), members))
     fused.__dict__ = module.__dict__
     return fused
@@ -76,7 +86,7 @@ def _fused_module(module: nn.Module, engine: Engine) -> nn.Module:
 def _remake_module(make: Callable[..., nn.Module], args: tuple[Any, ...], options: Options) -> nn.Module:
     """What unpickling and copying call: a fused module without captures around a new original."""
     module = make(*args)
-    return _fused_module(module, make_engine(module.forward, options))
+    return _fused_module(module, make_engine(plain(module).forward, options))
 
 
 def _remake_function(original: Callable[..., Any], options: Options) -> FusedFunction:
@@ -95,8 +105,11 @@ def fuse(
     strict: bool = False,
     max_specializations: int = 8,
     dots: str = "library",
+    chains: bool = True,
+    memory_budget: int | None = None,
     tune: bool | None = None,
     plan: str | os.PathLike[str] | None = None,
+    cuda_graph: bool = False,
     **kwargs: Any,
 ) -> Any:
     """Fuse a module or function for calls like ``fn(*args, **kwargs)``.
@@ -109,32 +122,34 @@ def fuse(
         strict: an error instead of running unconverted ATen ops as they are inside the plan.
         max_specializations: how many programs may be made for calls that differ in their sizes alone, where sizes
             cannot share one; further sizes run the original ops, with a warning.
+        chains: several products of the same rows run in one kernel where that is predicted to be faster.
         dots: ``library``, or ``auto``: generated products that compute what follows, where predicted to be faster.
+        memory_budget: bytes that a step may have allocated at a time beside its inputs (of open sizes, at a typical
+            one): saved values are computed again to keep to it; ``explain`` says what that is predicted to cost.
         tune: measure the tiles of kernels that were not measured before, on the GPU at hand, for about 90 s, and keep
             them in the cache; None: take those in the cache, measure nothing; False: the heuristic's tiles.
             ``MEGAFUSE_FAST_AUTOTUNE=1`` (or ``MLP_FAST_AUTOTUNE=1``) has the effect of False everywhere.
-        plan: a file that ``megafuse tune --export`` wrote: its tiles, and no others, are taken. The environment
-            variable ``MEGAFUSE_PLAN`` names one for all calls; ``MEGAFUSE_REQUIRE_PLAN=1`` makes a kernel without an
-            entry an error.
+        plan: a file that ``megafuse tune --export`` wrote: its tiles alone count. ``MEGAFUSE_PLAN`` names one for all
+            calls; under ``MEGAFUSE_REQUIRE_PLAN=1`` a kernel without an entry is an error.
+        cuda_graph: replay forward and backward as a CUDA graph each; what that cannot serve runs without, and says so.
         **kwargs: example keyword arguments of the call.
 
     Returns:
-        A drop-in replacement: for a module, an object of a subclass of its class that shares parameters, buffers and
-        submodules with it.
+        A drop-in replacement: for a module, an object of a subclass of its class that shares all its state.
 
     Raises:
-        InputError: an argument is not usable; the message names it. A plan cannot be read, is for another GPU, or lacks
-            a kernel that is required.
-        CaptureError: the callable cannot be traced.
-        UnsupportedError: ``strict`` and something has no converter.
+        InputError: an argument is not usable (it is named), or a plan is not: unreadable, for another GPU, incomplete.
+        CaptureError: the callable cannot be traced. UnsupportedError: ``strict`` and something has no converter.
         TargetError: the target is not available here.
     """
     if not callable(fn):
         raise InputError(f"fuse() takes a module or a function, not {type(fn).__name__}")
     original = getattr(fn, "__megafuse__", None)
     callee = original.original if original is not None else fn.forward if isinstance(fn, nn.Module) else fn
-    path = None if plan is None else os.fspath(plan)
-    options = Options(target, strict=strict, max_specializations=max_specializations, dots=dots, tune=tune, plan=path)
+    options = Options(
+        target, strict=strict, max_specializations=max_specializations, dots=dots, chains=chains, tune=tune,
+        plan=None if plan is None else os.fspath(plan), memory_budget=memory_budget, cuda_graph=cuda_graph,
+    )  # fmt: skip
     engine = make_engine(callee, options)  # a module's hooks run around its forward
     try:
         engine.bound(args, kwargs)
@@ -158,5 +173,12 @@ def engine_of(fused: Any) -> Engine:
 
 
 def check(fn: Callable[..., Any], *args: Any, fused: Any = None, **kwargs: Any) -> CheckReport:
-    """Compare a fused callable with the original by the acceptance rule; see :func:`megafuse.validate.check`."""
+    """Compare a fused callable with the original by the acceptance rule; see :func:`megafuse.validate.check`.
+
+    ``fn`` may itself be fused, as the modules of ``megafuse.nn`` are: it is then compared with what it stands for.
+    """
+    engine = getattr(fn, "__megafuse__", None)
+    if engine is not None:
+        fused = fn if fused is None else fused
+        fn = plain(fn) if isinstance(fn, nn.Module) else engine.original
     return _check(fn, *args, fused=fused, fuse=fuse, **kwargs)

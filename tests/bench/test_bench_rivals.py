@@ -61,7 +61,7 @@ def test_megafuse_validates_on_the_cpu_and_tells_its_plan() -> None:
     assert rival.usable, (rival.error, rival.checked)
     facts = plan_facts(rival.fn)
     assert len(facts.kernels) >= 2
-    assert facts.dots == 6
+    assert facts.dots + facts.generated_dots >= 6
     assert facts.opaque_calls == 0
     assert facts.coverage_by_elements == facts.coverage_by_calls == 1.0
     assert facts.kernel_bytes == sum(k.bytes * k.launches for k in facts.kernels) > 0
@@ -95,3 +95,17 @@ def test_options_are_checked() -> None:
         parse_shapes("4,16,128")
     with pytest.raises(InputError, match="unknown rival"):
         parse_rivals("jax")
+
+
+def test_a_case_names_how_products_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(rivals, "fuse", lambda module, *args, **options: asked.append(options["dots"]) or module)
+    size = {"batch": 1, "tokens": 3, "dim": 8, "hidden": 12}
+    source = {"kind": "workload", "name": "swiglu_ffn", "dtype": "float32", "size": size}
+    plain, generated = make_case(source, "cpu"), make_case({**source, "dots": "auto"}, "cpu")
+    assert plain.args[0].shape == (1, 3, 8), "sizes may be given instead of a name"
+    for case in (plain, generated):
+        rivals.MAKERS["megafuse"](case)
+    assert asked == ["library", "auto"]
+    assert generated.source["dots"] == generated.facts["dots"] == "auto" and generated.name.endswith("dots=auto")
+    assert plain.source == source

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import megafuse
 from capture_helpers import seeded
 from megafuse.capture.api import capture
-from megafuse.core.errors import CaptureError, InputError, UnsupportedError
+from megafuse.core.errors import CaptureError, InputError, NotFusableError, UnsupportedError
 from megafuse.workloads.rank_mixer_block import RankMixerBlock
 
 X = seeded(3, 4, dtype=torch.float32)
@@ -107,13 +111,43 @@ def test_mixed_devices_are_named() -> None:
         capture(lambda a, b: a + b, (X, torch.empty(3, 4, device="meta")))
 
 
+def test_a_number_on_the_cpu_beside_tensors_of_another_device() -> None:
+    """PyTorch takes it; kernels cannot read it."""
+    with pytest.raises(NotFusableError, match="argument b is a number on the CPU, while argument a is on meta"):
+        capture(lambda a, b: a * b, (torch.empty(3, 4, device="meta"), torch.tensor(2.0)))
+    assert capture(lambda a, b: a * b, (X, torch.tensor(2.0))).graph.num_forward == 1
+
+
+BEYOND: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "checks": (lambda x: torch.linalg.inv(x @ x.T + torch.eye(3)) * 2, "linalg_(check_errors|inv_ex)"),
+    "complex": (lambda x: torch.view_as_complex(x.view(3, 2, 2)).abs() * 2, "view_as_complex.*type torch.complex64"),
+    "fourier": (lambda x: torch.fft.rfft(x).abs() * 2, "_fft_r2c.*type torch.complex64"),
+    "no stand-in": (lambda x: F.ctc_loss(x.log_softmax(-1)[:, None], torch.tensor([[1, 2]]), torch.tensor([3]),
+                                         torch.tensor([2])), "no kernel for tensors without data: aten::_ctc_loss"),
+    "generator": (lambda x: x * torch.randint(0, 6, (3, 4), generator=torch.Generator().manual_seed(1)),
+                  "randint draws from a generator"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_ops_that_no_plan_can_hold_run_with_the_original(name: str) -> None:
+    """Not an error, but a warning that names the op and the user's line; an error under ``strict``."""
+    fn, said = BEYOND[name]
+    x = seeded(3, 4, dtype=torch.float32)
+    with pytest.warns(megafuse.NotFusedWarning, match=rf"{said}.* at test_capture_errors.py:\d+.*original ops run"):
+        fused = megafuse.fuse(fn, x, target="interpret")
+    assert torch.equal(fused(x), fn(x))
+    with pytest.raises(NotFusableError, match=said):
+        megafuse.fuse(fn, x, target="interpret", strict=True)
+
+
 def test_other_refusals() -> None:
     class Sub(torch.Tensor):
         pass
 
     with pytest.raises(InputError, match="argument x is a Sub"):
         capture(lambda x: x, (torch.zeros(3).as_subclass(Sub),))
-    with pytest.raises(InputError, match="complex64"):
+    with pytest.raises(InputError, match=r"argument x has .*complex64(.|\n)*convert it to one of float64"):
         capture(lambda x: x, (torch.zeros(3, dtype=torch.complex64),))
     with pytest.raises(InputError, match="layout"):
         capture(lambda x: x, (torch.zeros(3, 3).to_sparse(),))

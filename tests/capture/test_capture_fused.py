@@ -38,6 +38,27 @@ CPU_DIFFERS = {  # where PyTorch's CPU kernels and CUDA kernels disagree; the fo
 TIES = torch.tensor([1.0, 2.0, 3.0])
 
 
+def faults_of_pytorch() -> dict[str, str]:
+    """Functions of the table that older releases of PyTorch get wrong, or do not have, where they can be compared."""
+    found = {}
+    x = torch.ones(2, requires_grad=True)
+    try:
+        torch.autograd.grad(x.aminmax(dim=0).max, x)
+    except RuntimeError as error:
+        found["aminmax"] = f"this release of PyTorch: {error}"
+    if torch.full((64,), 3e38).log1p().isinf().any():  # a vector: single values are right
+        found["log1p"] = "this release of PyTorch: on the CPU log1p of large numbers is infinite"
+    return found
+
+
+FAULTS = faults_of_pytorch()
+
+
+def skip_if_faulty(name: str) -> None:
+    if name in FAULTS:
+        pytest.skip(FAULTS[name])
+
+
 def inputs(dtype: torch.dtype, shape: tuple[int, ...], values: Tensor | None = None) -> list[Tensor]:
     generator = torch.Generator().manual_seed(1)
     if values is None:
@@ -89,6 +110,7 @@ def test_every_pointwise_op_is_known() -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("title", "names"), groups())
 def test_fused_and_right(title: str, names: list[str], form: str) -> None:
+    names = [name for name in names if name != "aminmax" or name not in FAULTS]
     every, args = grouped(title, names), inputs(*FORMS[form])
     fused = megafuse.fuse(every, *args, target="interpret")
     assert not left_out(fused)
@@ -132,9 +154,10 @@ def test_modules(name: str) -> None:
     check(module, x, fused=fused, options=FEW).raise_if_failed()
 
 
-@pytest.mark.parametrize("name", ["extremes", "extremes_dim", "argmax", "norm_inf", "maximum", "fmax_fmin", "clamp"])
+@pytest.mark.parametrize("name", [*"extremes extremes_dim aminmax argmax norm_inf maximum fmax_fmin clamp".split()])
 def test_ties(name: str) -> None:
     """Equal values share a gradient, or the first takes it, as in PyTorch."""
+    skip_if_faulty(name)
     fn = next(table[name] for table in TABLES.values() if name in table)
     args = inputs(torch.float32, (4, 4, 8), TIES)
     check(fn, *args, fused=megafuse.fuse(fn, *args, target="interpret"), options=FEW).raise_if_failed()
@@ -148,6 +171,7 @@ def kinds(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", [n for t in ("pointwise", "activations") for n in TABLES[t] if n not in CPU_DIFFERS])
 def test_special_values(name: str) -> None:
     """NaN and infinities are where PyTorch has them, in output and gradients, for all triples of special values."""
+    skip_if_faulty(name)
     fn = TABLES["pointwise"].get(name) or TABLES["activations"][name]
     triples = torch.cartesian_prod(SPECIAL, SPECIAL, SPECIAL)
     args = [triples[:, i].reshape(1, 12, 144).clone().requires_grad_() for i in range(3)]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from megafuse.cli import demo as demo_command
-from megafuse.cli import demo_cpu
+from megafuse.cli import demo_cpu, running
 from megafuse.cli.planning import plan_selection
 from megafuse.cli.selection import Selection
 from megafuse.cli.targets import make_example
@@ -43,7 +43,7 @@ def test_explain(megafuse_cli):
     [
         ("graph", ("inputs:", "forward:", "backward:", "gradient of")),
         ("plan", ("forward", "totals")),
-        ("schedule", ("buffers", "launch k0", "free ", "outputs:")),
+        ("schedule", ("buffers", "pool of backward: ", "launch k0", "free ", "outputs:")),
         ("code", ("import triton", "def forward", "def backward", "# ---- launch code")),
     ],
 )
@@ -222,3 +222,27 @@ def test_the_cache_lists_what_was_measured_and_drops_it_alone(megafuse_cli, tmp_
     assert "deleted 2 files" in megafuse_cli("cache", "--clear", "--tuned")[1]
     assert (tmp_path / "cache" / "kept.txt").is_file()
     assert "nothing measured" in megafuse_cli("cache", "--tuned")[1]
+
+
+def test_dots_reach_the_planner(megafuse_cli):
+    status, out, _ = megafuse_cli("explain", *FFN, "--dots", "auto")
+    assert status == 0
+    assert "is multiplied by a generated kernel" in out
+    status, _, err = megafuse_cli("explain", *FFN, "--dots", "fast")
+    assert status == 2
+    assert "unknown way to run dots: 'fast'" in err
+
+
+def test_dots_reach_the_check(megafuse_cli, monkeypatch):
+    asked = []
+    fuse = running.fuse
+    monkeypatch.setattr(running, "fuse", lambda *a, **k: asked.append(k["dots"]) or fuse(*a, **k))
+    status, out, _ = megafuse_cli("check", *FFN, "--device", "cpu", "--seeds", 1, "--dots", "auto")
+    assert status == 0, out
+    assert asked == ["auto"]
+
+
+def test_explain_with_a_budget_of_memory(megafuse_cli):
+    status, out, _ = megafuse_cli("explain", *FFN, "--memory-budget", 500)
+    assert status == 0
+    assert "memory_budget of 500.0 MB" in out and "memory: at most" in out

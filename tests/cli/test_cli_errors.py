@@ -62,7 +62,7 @@ def test_a_gpu_asked_for_where_there_is_none(megafuse_cli, command):
 
 def test_unknown_option_and_command_end_with_status_2(megafuse_cli):
     assert megafuse_cli("explain", "--nothing")[0] == 2
-    assert megafuse_cli("bench")[0] == 2
+    assert megafuse_cli("polish")[0] == 2
     assert megafuse_cli("show", "everything")[0] == 2
 
 

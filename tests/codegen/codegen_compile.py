@@ -15,6 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from codegen_blocks import Case
+from codegen_chains import chain_cases
 from codegen_dots import dot_cases, production_cases
 from codegen_joint import joint_cases, rounding_cases
 from codegen_maps import map_cases
@@ -23,11 +24,13 @@ from codegen_running import entry
 from codegen_versions import aligned
 from megafuse.codegen.triton import print_kernel
 from megafuse.core.dtypes import DType
+from megafuse.runtime.offline import launched
 
 POINTERS = {
     DType.F64: "*fp64", DType.F32: "*fp32", DType.BF16: "*bf16", DType.F16: "*fp16", DType.I64: "*i64",
     DType.I32: "*i32", DType.I16: "*i16", DType.I8: "*i8", DType.U8: "*u8", DType.BOOL: "*i1",
 }  # fmt: skip
+ARCH = 90
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
@@ -43,12 +46,12 @@ def resources(cubin: bytes, folder: Path) -> dict[str, int]:
 
 def compile_case(case: Case, folder: Path) -> dict[str, Any]:
     """Compile one case with 16-byte aligned pointers."""
-    source = print_kernel(case.program)
+    source = launched(print_kernel(case.program), ARCH)
     kernel = entry(source, folder)
     signature = {name: POINTERS[param.dtype] for name, param in zip(kernel.arg_names, case.program.params, strict=True)}
     ast = ASTSource(kernel, signature, {}, aligned(len(signature)))
     options = {"num_warps": source.num_warps, "num_stages": source.num_stages}
-    compiled = triton.compile(ast, target=GPUTarget("cuda", 90, 32), options=options)
+    compiled = triton.compile(ast, target=GPUTarget("cuda", ARCH, 32), options=options)
     ptx = compiled.asm["ptx"]
     vectors = sorted(set(re.findall(r"(?:ld|st)\.global\S*\.(v\d\.b\d+)", ptx)))
     found = {"name": case.name, "shared": compiled.metadata.shared, "vectors": vectors}
@@ -60,7 +63,7 @@ def compile_case(case: Case, folder: Path) -> dict[str, Any]:
 def every_case() -> list[Case]:
     """What is compiled: bf16 programs, and those on other types."""
     tiles = [*cases(DType.BF16), *joint_cases(DType.BF16), *rounding_cases(DType.BF16), *other_cases(), *map_cases()]
-    return [*tiles, *dot_cases(DType.BF16), *production_cases()]
+    return [*tiles, *dot_cases(DType.BF16), *chain_cases(DType.BF16), *chain_cases(DType.F32), *production_cases()]
 
 
 def main() -> None:

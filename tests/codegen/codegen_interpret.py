@@ -16,6 +16,7 @@ from triton.language.extra import libdevice
 from triton.runtime.interpreter import TensorHandle
 
 from codegen_blocks import Case
+from codegen_chains import chain_cases
 from codegen_dots import dot_cases
 from codegen_joint import joint_cases, rounding_cases
 from codegen_maps import map_cases
@@ -69,7 +70,7 @@ def run(case: Case, folder: Path) -> list[str]:
 def every_case() -> list[Case]:
     """What the interpreter can run: nothing with bf16, whose rounding is assembly."""
     floats = [case for dtype in (DType.F32, DType.F16) for case in (*cases(dtype, narrow=True), *joint_cases(dtype))]
-    dots = [case for dtype in (DType.F32, DType.F16) for case in dot_cases(dtype)]
+    dots = [case for dtype in (DType.F32, DType.F16) for case in (*dot_cases(dtype), *chain_cases(dtype))]
     return [*floats, *rounding_cases(DType.F16), *other_cases(), *map_cases(), *dots]
 
 

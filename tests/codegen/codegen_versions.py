@@ -14,6 +14,8 @@ from megafuse.runtime import shim
 # Up to 3.2 a tile of fewer elements than threads is read element by element.
 READS_SMALL_TILES_IN_VECTORS = not hasattr(compiler, "AttrsDescriptor")
 
+HAS_DESCRIPTORS = hasattr(tl, "make_tensor_descriptor")  # from 3.4 on
+
 
 def aligned(count: int) -> Any:
     """The compiler's word for ``count`` pointers that are all 16-byte aligned."""

@@ -96,6 +96,8 @@ def test_programs_that_make_no_sense_are_refused():
     program = Product("d", BF16, (1, 64, 64, 64), residual=PLAIN).program(Tiling())
     with pytest.raises(VerifyError, match="is not of powers of two from 16 on"):
         dataclasses.replace(program, block_k=8)
+    with pytest.raises(VerifyError, match="2 parts of K=64 are not parts of its problems"):
+        dataclasses.replace(program, splits=2)
     mixed = tuple(dataclasses.replace(p, dtype=DType.F16) if p.name == "b" else p for p in program.params)
     with pytest.raises(VerifyError, match="the operands of a dot differ in type"):
         dataclasses.replace(program, params=mixed)

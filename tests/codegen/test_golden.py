@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from codegen_chains import chain_cases
 from codegen_dots import dot_cases
 from codegen_joint import joint_cases, rounding_cases
 from codegen_maps import map_cases
@@ -23,7 +24,7 @@ FLOATS = (DType.BF16, DType.F32)
 EVERY = (
     *(case for dtype in FLOATS for case in (*cases(dtype), *joint_cases(dtype))),
     *rounding_cases(DType.BF16),
-    *(case for dtype in FLOATS for case in dot_cases(dtype, descriptors=True)),
+    *(case for dtype in FLOATS for case in (*dot_cases(dtype, descriptors=True), *chain_cases(dtype))),
     *other_cases(),
     *map_cases(),
 )
@@ -41,7 +42,11 @@ NAMES = (
     "rounding_bf16_20",
     "maps_f32",
     "dot_residual_bf16",
+    "dot_sums_bf16",
+    "dot_parts_bf16",
     "dot_odd_f32",
+    "chain_odd_bf16",
+    "chain_rows_f32",
 )
 PRINTERS = {"triton": print_triton, "numpy": print_numpy}
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from codegen_blocks import Case
+from codegen_chains import chain_cases
 from codegen_dots import dot_cases
 from codegen_joint import joint_cases, rounding_cases
 from codegen_maps import map_cases
@@ -21,7 +22,7 @@ from megafuse.runtime.shim import cuda_launcher
 
 FLOATS = (DType.F32, DType.F16, DType.BF16)
 EVERY = [
-    *(case for dtype in FLOATS for case in (*cases(dtype), *joint_cases(dtype))),
+    *(case for dtype in FLOATS for case in (*cases(dtype), *joint_cases(dtype), *chain_cases(dtype))),
     *(case for through in (DType.BF16, DType.F16) for case in rounding_cases(through)),
     *other_cases(),
     *map_cases(),

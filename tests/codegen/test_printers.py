@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from codegen_blocks import Case
+from codegen_chains import chain_cases
 from codegen_dots import dot_cases
 from codegen_joint import joint_cases, rounding_cases
 from codegen_maps import map_cases
@@ -16,11 +17,12 @@ from megafuse.codegen.numpy import print_kernel as print_numpy
 from megafuse.codegen.triton import print_kernel as print_triton
 from megafuse.core.dtypes import DType
 from megafuse.core.errors import TargetError
-from megafuse.runtime.shim import interpreted_launcher
+from megafuse.runtime.shim import interpreted_kernel
 
 FLOATS = (DType.F32, DType.F16, DType.BF16)
 EVERY = [
     *(case for dtype in FLOATS for case in (*cases(dtype), *joint_cases(dtype), *dot_cases(dtype))),
+    *(case for dtype in FLOATS for case in chain_cases(dtype)),
     *(case for through in (DType.BF16, DType.F16) for case in rounding_cases(through)),
     *other_cases(),
     *map_cases(),
@@ -50,7 +52,7 @@ def test_the_interpreter_refuses_roundings_to_bf16(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     for case in rounding_cases(DType.BF16):
         with pytest.raises(TargetError, match="rounds to bf16 in assembly, which Triton's interpreter cannot run"):
-            interpreted_launcher(print_triton(case.program))
+            interpreted_kernel(print_triton(case.program))
 
 
 def test_triton_texts_match_the_reference_under_the_interpreter():

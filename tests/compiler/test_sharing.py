@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -68,18 +67,15 @@ def test_sizes_share_a_program(name: str) -> None:
     assert found.generations == 3
 
 
-def test_a_new_size_takes_milliseconds_and_a_known_one_nothing_new() -> None:
+def test_a_new_size_generates_nothing_and_a_known_one_is_found() -> None:
     module = NormGate(6)
     fused, found = engine(module, *inputs((9, 3, 6)))
     fused(*inputs((13, 3, 6)))
-    seconds = []
     for n in range(20, 40):
         args = inputs((n, 3, 6))
-        start = time.perf_counter()
         bound = found.bound(args, {})
-        seconds.append(time.perf_counter() - start)
         assert found.bound(args, {}) is bound
-    assert min(seconds) < 0.05, seconds
+    assert found.generations == 2
 
 
 def test_several_leading_dims() -> None:
@@ -261,6 +257,42 @@ def test_a_function_that_takes_some_sizes_only() -> None:
     with pytest.raises((RuntimeError, CaptureError), match="21"):  # the shared program is not for sizes past the table
         fused(torch.randn(21, 5))
     assert found.generations == made <= 4
+
+
+def test_a_call_that_fails_is_no_reason_for_later_ones() -> None:
+    def fn(x: Tensor) -> Tensor:
+        if 20 < x.shape[0] < 30:
+            raise ValueError(f"no size {x.shape[0]}")
+        return torch.tanh(x) * x.shape[0] ** 0.5
+
+    fused, _ = engine(fn, torch.randn(8, 5), max_specializations=2)
+    fused(torch.randn(12, 5))
+    for rows in (21, 25):
+        with pytest.raises(ValueError, match=f"no size {rows}"):
+            fused(torch.randn(rows, 5))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for rows in (31, 40, 47):
+            x = torch.randn(rows, 5)
+            assert distance(fused(x), fn(x)) < NEAR
+    (message,) = [str(w.message) for w in said]
+    assert "no simple rule" in message
+    assert "captured at" not in message
+
+
+def test_values_without_elements_inside_of_a_call_are_said() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.tanh(x), torch.sin(x[:, 3:3])
+
+    x = torch.randn(4, 5)
+    with pytest.warns(NotFusedWarning, match="a value computed in the call is empty"):
+        fused = megafuse.fuse(fn, x, target="interpret")
+    assert torch.equal(fused(x)[0], fn(x)[0])
+    with pytest.raises(UnsupportedError, match="a value computed in the call is empty"):
+        megafuse.fuse(fn, x, target="interpret", strict=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert megafuse.fuse(torch.tanh, x, target="interpret", strict=True)(x[:0]).shape == (0, 5)
 
 
 def test_a_slice_that_ends_with_its_source_at_some_sizes() -> None:

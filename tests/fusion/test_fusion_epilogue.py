@@ -170,3 +170,89 @@ def test_a_large_product_whose_epilogue_saves_little_stays_with_the_library():
     assert fused(cover) == []
     assert any("is multiplied by the library" in d for d in cover.decisions)
     assert slower_by(dot, DEVICE, AUTO) > 0
+
+
+def summed(b: Builder, value: Node, axes: list[int]) -> Node:
+    """A sum in fp32, rounded to bf16: the gradient of a bias."""
+    return b.cast(b.reduce("sum", b.cast(value, DType.F32), axes), BF16)
+
+
+@pytest.mark.parametrize("axes", [[1], [0, 1]])
+def test_sums_over_the_rows_of_a_value_leave_a_partial_result_per_tile(axes: list[int]):
+    b = Builder()
+    left, right, dot = product(b, 3, 4096, 512, 64)
+    value = relu(b, dot)
+    made = graph((left, right), value, summed(b, value, axes))
+    cover = options_of(made)
+    assert fused(cover) == [dot]
+    step = build_step(cover, DEVICE)
+    first, second = step.kernels
+    partial = step.buffer(first.writes[1])
+    tiles = 4096 // first.phases[0].tile.row_tile
+    assert first.dot is not None and partial.dtype is DType.F32
+    assert partial.shape == ((tiles, 3, 512) if axes == [1] else (3, tiles, 512))
+    assert second.reads == (partial.name,), "the value itself is not read again"
+    assert step.buffer(second.writes[0]).kind == "output"
+
+
+def test_sums_of_one_tile_of_rows_are_whole():
+    b = Builder()
+    left, right, dot = product(b, 2, 16, 512, 64)
+    value = relu(b, dot)
+    made = graph((left, right), value, b.reduce("sum", b.cast(value, DType.F32), [1]))
+    (kernel,) = build_step(options_of(made), DEVICE).kernels
+    assert kernel.dot is not None and len(kernel.writes) == 2
+
+
+@pytest.mark.parametrize("axes", [[2], [0], [1, 2]])
+def test_sums_that_keep_rows_or_run_over_columns_stay_out(axes: list[int]):
+    b = Builder()
+    left, right, dot = product(b)
+    value = relu(b, dot)
+    made = graph((left, right), value, summed(b, value, axes))
+    assert [e.ends for e in epilogues_of(made, dot)] == [(value,)]
+
+
+def test_sums_over_part_of_the_rows_stay_out():
+    """Rows that a reshape cuts in two are tiles of both parts."""
+    b = Builder()
+    left, right, dot = product(b)
+    value = relu(b, dot)
+    cut = b.reshape(value, (2, 4, 16, 96))
+    made = graph((left, right), value, summed(b, cut, [2]))
+    assert [e.ends for e in epilogues_of(made, dot)] == [(value,)]
+    whole = graph((left, right), value, summed(b, cut, [1, 2]))
+    assert [len(e.ends) for e in epilogues_of(whole, dot)] == [2, 1]
+
+
+def test_a_sum_of_the_product_itself():
+    b = Builder()
+    left, right, dot = product(b, 1, 4096, 512, 64)
+    made = Graph((left, right), (dot, summed(b, dot, [1])), 2)
+    cover = options_of(made)
+    assert fused(cover) == [dot]
+    first, _ = build_step(cover, DEVICE).kernels
+    assert len(first.writes) == 2, "the product and the partial sums"
+
+
+def test_a_sum_that_another_end_needs_stays_out():
+    """The product's own kernel cannot wait for the sum."""
+    b = Builder()
+    left, right, dot = product(b)
+    total = b.reduce("sum", b.cast(dot, DType.F32), [1], keepdim=True)
+    out = b.cast(b.map("sub", b.cast(dot, DType.F32), b.expand(total, dot.shape)), BF16)
+    made = graph((left, right), out, relu(b, dot))
+    assert all(out not in e.ends for e in epilogues_of(made, dot))
+    options_of(made)
+
+
+def test_partial_results_are_written_and_read_again():
+    """The cost model sees what the sums take."""
+    b = Builder()
+    left, right, dot = product(b, 1, 4096, 512, 64)
+    value = relu(b, dot)
+    made = graph((left, right), value, b.reduce("sum", b.cast(value, DType.F32), [1]))
+    anchors = choose_anchors(made, {})
+    ends = [e.ends for e in epilogues_of(made, dot)]
+    with_sum, without = (epilogue_item(Epilogue(dot, e), anchors, DEVICE, AUTO, True).cost for e in ends)
+    assert with_sum.write_bytes - without.write_bytes == (2 * 4096 // 128 + 1) * 512 * 4

@@ -35,4 +35,4 @@ def k0_value(
     rsqrt0 = _rsqrt(add1)
     mul2 = add0 * rsqrt0
     h0 = mul2.to(tl.bfloat16)
-    tl.store(value_ptr + r0 * 64 + r1 * 6144 + col, h0)
+    tl.store(value_ptr + r0 * 64 + r1 * 6144 + col, h0, eviction_policy="evict_first")

@@ -84,6 +84,47 @@ def test_modules_with_generated_products(name: str, dtype: str) -> None:
     check(module, x, fused=fused).raise_if_failed()
 
 
+@pytest.mark.parametrize(("rows", "width"), [(65536, 128), (30011, 91)])
+def test_weight_gradients_in_parts_of_k(rows: int, width: int) -> None:
+    torch.manual_seed(0)
+    module = nn.Linear(width, width, bias=False).to("cuda", torch.bfloat16)
+    x = torch.randn(rows, width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    fused = megafuse.fuse(module, x, dots="auto", chains=False)
+    made = [b.compiled for b in engine_of(fused).bindings if b.compiled is not None]
+    assert any(k.dot is not None and k.dot.splits > 1 for c in made for k in c.step.kernels)
+    check(module, x, fused=fused).raise_if_failed()
+
+
+def test_bias_gradients_from_the_tiles_of_a_product() -> None:
+    module, x = make("residual_odd", torch.bfloat16)
+    fused = megafuse.fuse(module, x, dots="auto", chains=False)
+    made = [b.compiled for b in engine_of(fused).bindings if b.compiled is not None]
+    assert any(w.startswith("partial") for c in made for k in c.step.kernels if k.dot is not None for w in k.writes)
+    check(module, x, fused=fused).raise_if_failed()
+
+
+def test_a_budget_of_memory_is_kept() -> None:
+    """Measured, not predicted: peak of the allocations of a step."""
+
+    def peak(fused: nn.Module) -> int:
+        fused(x).sum().backward()
+        module.zero_grad(set_to_none=True)
+        x.grad = None
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        fused(x).sum().backward()
+        return torch.cuda.max_memory_allocated() - before
+
+    torch.manual_seed(0)
+    module = nn.Sequential(*(Residual(512, 2048) for _ in range(4))).to("cuda", torch.bfloat16)
+    x = torch.randn(8192, 512, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    free = peak(megafuse.fuse(module, x, chains=False))
+    fused = megafuse.fuse(module, x, chains=False, memory_budget=int(0.7 * free))
+    assert peak(fused) < 0.75 * free
+    check(module, x, fused=fused).raise_if_failed()
+
+
 def test_tensors_that_are_not_aligned() -> None:
     module, x = make("small", torch.bfloat16)
     fused = megafuse.fuse(module, x, dots="auto")

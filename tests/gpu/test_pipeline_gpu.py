@@ -128,6 +128,27 @@ def test_workload(name: str, size: str, dtype: str) -> None:
     assert_right(module, inputs, options(0))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_step_of_the_block_copies_nothing(dtype: str) -> None:
+    """Operands of products are read as they lie, and gradients are handed over."""
+    module, (x,) = get("rank_mixer_block").make("odd", dtype=DTYPES[dtype], device="cuda")
+    fused, tangent = megafuse.fuse(module, x, target="cuda"), torch.randn_like(x)
+
+    def step() -> None:
+        x.grad = None
+        module.zero_grad(set_to_none=True)
+        fused(x).backward(tangent)
+
+    step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
+        step()
+        torch.cuda.synchronize()
+    ran = [e.name for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    odd = [n for n in ran if any(word in n.lower() for word in ("copy", "memcpy", "clone", "elementwise"))]
+    assert ran
+    assert odd == []
+
+
 def test_a_second_batch_size_gets_its_own_binding() -> None:
     module, (x,) = get("rank_mixer_block").make("small", dtype=torch.bfloat16, device="cuda")
     fused = megafuse.fuse(module, x, target="cuda")

@@ -120,7 +120,8 @@ COMMAND = ("--workload", "rank_mixer_block", "--batch-size", "64", "--tokens", "
 
 
 def test_the_command_prints_every_kernel_and_keeps_results(tmp_path):
-    environment = {**os.environ, "MEGAFUSE_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(SOURCE)}
+    paths = os.pathsep.join([str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "MEGAFUSE_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": paths}
     plan = tmp_path / "plan.json"
     command = [sys.executable, "-m", "megafuse.cli", "tune", *COMMAND, "--export", str(plan)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)

@@ -185,12 +185,19 @@ def test_bf16_activations_with_fp32_norms() -> None:
     close(found, want, loose=True)
 
 
+NORMS: dict[str, Callable[[], nn.Module]] = {
+    "layer": lambda: nn.LayerNorm(6),
+    "group": lambda: nn.GroupNorm(2, 6),
+    "batch": lambda: nn.BatchNorm1d(6),
+}
+
+
 @pytest.mark.parametrize("autocast", [False, True])
-def test_a_layer_norm_of_fp32_parameters_takes_narrow_values(autocast: bool) -> None:
-    """As the CPU kernel does; under autocast, what a linear layer gives it is narrow."""
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_norm_of_fp32_parameters_takes_narrow_values(norm: str, autocast: bool) -> None:
+    """As the CPU kernels do; under autocast, what a linear layer gives it is narrow."""
     torch.manual_seed(0)
-    norm = nn.LayerNorm(6)
-    module = nn.Sequential(nn.Linear(6, 6), norm) if autocast else norm
+    module = nn.Sequential(nn.Linear(6, 6), NORMS[norm]()) if autocast else NORMS[norm]()
     x = torch.randn(30, 6, dtype=torch.float32 if autocast else torch.bfloat16, requires_grad=True)
     fused = megafuse.fuse(module, x, target="interpret")
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):

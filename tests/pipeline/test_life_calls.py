@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -40,7 +41,7 @@ class Registered:
     scale: float
 
 
-pytree.register_dataclass(Registered)
+torch.export.register_dataclass(Registered)
 
 STRUCTURES: dict[str, Callable[[Tensor], Any]] = {
     "named tuple": lambda x: Pair(x * 2, x.sum()), "dict": lambda x: {"b": x * 2, "a": [x.sin(), None, 3, "s"]},
@@ -69,6 +70,30 @@ def test_dataclasses_that_hide_tensors_are_named() -> None:
         megafuse.fuse(lambda o: o.value * 2, Out(batch()), target="interpret")
     fused = megafuse.fuse(lambda o: o.value * o.scale, Registered(batch(), 2.0), target="interpret")
     close(fused(Registered(batch(seed=5), 3.0)), batch(seed=5) * 3)
+
+
+class Listed:
+    """A class whose node in an argument tree holds a list and a dict, which have no hash."""
+
+    def __init__(self, value: Tensor, notes: list[dict[str, float]]) -> None:
+        self.value, self.notes = value, notes
+
+
+pytree.register_pytree_node(
+    Listed,
+    lambda n: ([n.value], n.notes),
+    lambda values, notes: Listed(*values, notes),
+    flatten_with_keys_fn=lambda n: ([(pytree.GetAttrKey("value"), n.value)], n.notes),
+)
+
+
+def test_what_a_tree_holds_beside_tensors_is_part_of_the_key() -> None:
+    def fn(n: Listed) -> Tensor:
+        return n.value * n.notes[0]["scale"]
+
+    fused = megafuse.fuse(fn, Listed(batch(), [{"scale": 2.0}]), target="interpret")
+    for scale in (2.0, 3.0, 2.0):
+        close(fused(Listed(batch(seed=5), [{"scale": scale}])), batch(seed=5) * scale)
 
 
 def signature(
@@ -346,3 +371,27 @@ def test_constants_made_from_sizes() -> None:
     for rows in (5, 3, 7, 5):
         close(fused(batch(rows)), fn(batch(rows)))
     assert engine_of(fused).bindings
+
+
+def test_warnings_point_at_the_users_line() -> None:
+    def empty_inside(x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.tanh(x), x[:, 3:3] * 2
+
+    hooked, x = net(), batch()
+    hooked.w1.register_forward_hook(lambda *_: None)
+    _, fused, _ = fused_net()
+    both = megafuse.fuse(lambda x: (x.sin(), x.cos()), x, target="interpret")
+    rooted = megafuse.fuse(lambda x: x * x.shape[0] ** 0.5, x, target="interpret", max_specializations=1)
+    for call in (
+        lambda: megafuse.fuse(net(), x),
+        lambda: megafuse.fuse(hooked, x, target="interpret"),
+        lambda: megafuse.fuse(empty_inside, x, target="interpret"),
+        lambda: torch.func.vmap(fused)(x.detach()[None]),
+        lambda: both(x)[0].sum().backward(),
+        lambda: rooted(batch(4)),
+        lambda: torch.compile(net(), backend="megafuse")(x),
+    ):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            call()
+        assert {w.filename for w in said if "original ops" in str(w.message)} == {__file__}

@@ -13,7 +13,9 @@ import megafuse
 from megafuse.compiler import Compiled, compile_call
 from megafuse.core.device import device_spec
 from megafuse.core.errors import InputError
+from megafuse.fusion import planner
 from megafuse.fusion.epilogue import DotRule
+from megafuse.fusion.split_dot import Split
 from megafuse.runtime.offline import compile_offline
 from megafuse.workloads import get, names
 from pipeline_helpers import check_few, compiled_of
@@ -69,6 +71,21 @@ class Turned(nn.Module):
         return (y * x.sum(-1, keepdim=True)).transpose(-1, -2).contiguous()
 
 
+class Biases(nn.Module):
+    """Per-token layers with biases, and a gain that all tokens share: sums over rows, and over tokens and rows."""
+
+    def __init__(self, tokens: int, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.w1 = nn.Parameter(torch.randn(tokens, dim, hidden) * dim**-0.5)
+        self.w2 = nn.Parameter(torch.randn(tokens, hidden, dim) * hidden**-0.5)
+        self.b1 = nn.Parameter(torch.randn(tokens, 1, hidden))
+        self.gain, self.b2 = nn.Parameter(torch.randn(hidden)), nn.Parameter(torch.randn(tokens, 1, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(torch.bmm(x.transpose(0, 1), self.w1) + self.b1) * self.gain
+        return torch.bmm(hidden, self.w2) + self.b2
+
+
 MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "token_ffn": (lambda: TokenFFN(3, 24, 40), (16, 3, 24)),
     "token_ffn_odd": (lambda: TokenFFN(5, 7, 9), (11, 5, 7)),
@@ -76,6 +93,9 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "residual_rows": (lambda: Residual(12, 20), (4, 5, 12)),
     "two_products": (lambda: TwoProducts(24), (33, 24)),
     "turned": (lambda: Turned(20), (2, 17, 20)),
+    "biases": (lambda: Biases(3, 24, 40), (300, 3, 24)),
+    "biases_odd": (lambda: Biases(5, 7, 9), (131, 5, 7)),
+    "biases_few_rows": (lambda: Biases(2, 24, 40), (3, 2, 24)),
 }
 
 
@@ -86,7 +106,7 @@ def test_products_take_in_what_follows(name: str, dtype: str) -> None:
     torch.manual_seed(3)
     module = make().to(DTYPES[dtype])
     x = torch.randn(shape, dtype=DTYPES[dtype], requires_grad=True)
-    fused = megafuse.fuse(module, x, target="interpret", dots="auto")
+    fused = megafuse.fuse(module, x, target="interpret", dots="auto", chains=False)
     assert any(k.dot is not None for k in compiled_of(fused).step.kernels)
     check_few(module, x, fused=fused)
 
@@ -128,6 +148,57 @@ def test_bias_and_residual_move_into_the_second_product_of_a_block() -> None:
     (kernel,) = [k for k in compiled.step.kernels if k.dot is not None]
     assert "bout" in kernel.reads and kernel.dot is not None and kernel.dot.b.buffer == "wout"
     assert compiled.step.buffer(kernel.writes[0]).dtype.value == "bf16"
+
+
+def test_bias_gradients_beside_a_product_do_not_read_its_values_again() -> None:
+    compiled = planned(*on_meta(lambda: Residual(1024, 4096), 8192, 1024))
+    (kernel,) = [k for k in compiled.step.kernels if any(b.startswith("partial") for b in k.writes) and k.dot]
+    partial = next(b for b in kernel.writes if b.startswith("partial"))
+    (finisher,) = [k for k in compiled.step.kernels if k.reads == (partial,)]
+    assert compiled.step.buffer(finisher.writes[0]).kind == "grad"
+    for report in compile_offline(compiled.artifact("triton").kernels):
+        assert not report.error and report.spills == 0 and report.shared <= 227 * 1024
+
+
+class Batched(nn.Module):
+    """Products of several matrices, transposed on both sides."""
+
+    def __init__(self, tokens: int, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(tokens, dim, hidden) * dim**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.bmm(x.transpose(0, 1), self.w).transpose(0, 1)
+
+
+PARTS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "one": (lambda: nn.Linear(24, 40, bias=False), (300, 24)),
+    "several": (lambda: Batched(3, 24, 40), (1040, 3, 24)),
+    "odd": (lambda: Batched(5, 7, 9), (531, 5, 7)),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", PARTS)
+def test_products_in_parts_of_k(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shapes that are large enough for it take long here: the cost model is told to cut all."""
+    monkeypatch.setattr(planner, "split_of", lambda dot, *_: Split(dot, 5, 1e-6) if len(dot.args) == 2 else None)
+    make, shape = PARTS[name]
+    torch.manual_seed(4)
+    module, x = make().to(DTYPES[dtype]), torch.randn(shape, dtype=DTYPES[dtype], requires_grad=True)
+    fused = megafuse.fuse(module, x, target="interpret", dots="auto", chains=False)
+    kernels = compiled_of(fused).step.kernels
+    assert max(k.dot.splits for k in kernels if k.dot is not None) == 5
+    check_few(module, x, fused=fused)
+    assert "in 5 parts of" in str(megafuse.explain(fused))
+
+
+def test_weight_gradients_of_narrow_layers_are_cut_by_the_cost_model() -> None:
+    compiled = planned(*on_meta(lambda: nn.Linear(128, 128, bias=False), 65536, 128))
+    (kernel,) = [k for k in compiled.step.kernels if k.dot is not None]
+    assert kernel.dot is not None and kernel.dot.splits > 8
+    for report in compile_offline(compiled.artifact("triton").kernels):
+        assert not report.error and report.spills == 0 and report.shared <= 227 * 1024
 
 
 def test_explain_names_products_and_what_they_take_in() -> None:

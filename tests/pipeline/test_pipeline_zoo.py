@@ -20,9 +20,14 @@ INDEXED = "dot_interaction"  # gathers entries of a matrix by a tensor of indice
 
 
 def coverage(graph: Graph) -> float:
-    """Share of the floating-point ops other than dots that generated kernels compute."""
-    made = sum(n.dtype.is_float and n.is_a(Map, Cast, Reduce) for n in graph.nodes)
-    opaque = sum(n.dtype.is_float and n.is_a(Opaque) for n in graph.nodes)
+    """Share of the floating-point operations other than dots that generated kernels compute.
+
+    A pointwise op makes one for each result, a reduction one for each value that it takes in; an ATen call that runs as
+    it is counts as one for each result.
+    """
+    made = sum(n.args[0].type.numel if n.is_a(Reduce) else n.type.numel for n in graph.nodes
+               if n.dtype.is_float and n.is_a(Map, Cast, Reduce))  # fmt: skip
+    opaque = sum(n.type.numel for n in graph.nodes if n.dtype.is_float and n.is_a(Opaque))
     return made / (made + opaque)
 
 

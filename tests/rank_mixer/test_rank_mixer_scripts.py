@@ -17,7 +17,6 @@ ROOT = Path(preflight.__file__).resolve().parent
 SCRIPTS = sorted((ROOT / "scripts").glob("*.sh"))
 RUN_SCRIPTS = [script for script in SCRIPTS if script.name.startswith("run_")]
 NEEDS_NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="shows the message of a machine without a GPU")
-NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
 def run_script(script: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -103,7 +102,20 @@ def test_gpu_checks_fail_clearly_without_a_gpu(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err.count("needs a CUDA GPU") == 2
 
 
-@NEEDS_GPU
+@pytest.mark.gpu
+@pytest.mark.parametrize("script", RUN_SCRIPTS, ids=lambda script: script.stem)
+@pytest.mark.parametrize("torchrun", ["0", "1"])
+def test_scripts_run_the_benchmark(script: Path, torchrun: str) -> None:
+    """At a small shape, by plain Python and through torchrun with its process group."""
+    small = "--batch-size 4 --tokens 16 --dim 128 --warmup 1 --num-tests 3".split()
+    done = run_script(script, *small, NPROC="1", USE_TORCHRUN=torchrun)
+    assert done.returncode == 0, done.stderr
+    assert "B=4 T=16 D=128 k=2 H=256 T_local=16" in done.stdout
+    assert "A2A_bytes_per_rank=0 overlap=none mode=fwd+bwd" in done.stdout
+    assert "samples=2 mean=" in done.stdout
+
+
+@pytest.mark.gpu
 def test_gpu_checks_pass(capsys: pytest.CaptureFixture[str]) -> None:
     assert preflight.main(["--target", "cuda"]) == 0
     assert public_check.main() == 0

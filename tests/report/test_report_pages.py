@@ -9,6 +9,7 @@ from megafuse.bench.cases import ROOT
 from megafuse.bench.record import CaseResult, Record, RivalResult
 from megafuse.core.errors import InputError
 from megafuse.report.__main__ import main, updated
+from megafuse.report.markdown import render
 from megafuse.report.pages import MAKERS, fill
 
 PAGE = "# Report\n\n<!-- table: {} -->\nold\n<!-- table: end -->\n\nafter\n"
@@ -17,6 +18,7 @@ MIB = 2**20
 PAGES = {
     "docs/results.md": ("benchmarks/results",),
     "docs/rank_mixer/report.md": ("benchmarks/results", "benchmarks/checks"),
+    "docs/results/mlp.md": ("benchmarks/results/mlp",),
 }
 
 
@@ -41,7 +43,10 @@ def record(started: str = "2026-01-02T03:04:05", name: str = "case a") -> Record
         traffic={"total": 5e9, "by_kernel": by_kernel},
         plan={"dot_bytes": 2.5e9},
     )
-    case = CaseResult(name, rivals={r.name: r for r in (eager, ours)})
+    eager.rotated, ours.rotated = ({"median": m, "p20": m - 1, "p80": m + 1} for m in (12.0, 4.0))
+    mlp = {"rows": 64, "widths": [8, 16, 4], "activation": "relu", "bias": False, "weight_norm": False}
+    facts = mlp | {"mode": "forward", "dtype": "float16"}
+    case = CaseResult(name, facts, rivals={r.name: r for r in (eager, ours)})
     settings = {"commit": "a" * 40 + "+changes", "environment": {"gpu": "GPU"}, "settings": {}, "copy": {}}
     return Record(kind="rank_mixer", started=started, command="python bench.py", cases=(case,), **settings)
 
@@ -71,6 +76,7 @@ EXPECTED = {
         "| together | 5.00 | 3.50 |",
     ],
     "kernels": ["| `k0` | 1 | 3.0 | 1000.0 | 2000.0 |", "| `library` | 2 | 4.0 |  | 3000.0 |"],
+    "mlps": ["forward, 2 layers 8-16-4, relu, float16. GPU time", "| 64 | 4.0 (3.0-5.0) | 12.0 (11.0-13.0) | 3.00x |"],
     "checks": ["Commit bbbbbbb, python 3, torch 2, numpy 1.", "```\ncheck: passed\n  ok  out\n```"],
 }
 
@@ -139,3 +145,13 @@ def test_the_command_fills_a_page_and_leaves_it_alone_on_an_error(
 def test_committed_pages_say_what_the_records_say(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     assert updated(text, [ROOT / folder for folder in PAGES[page]]) == text, "run python -m megafuse.report"
+
+
+def test_kernels_of_a_tuning_record_show_before_and_after(tmp_path: Path) -> None:
+    tuned = record()
+    row = {"name": "k0", "heuristic_us": 12.0, "us": 8.0, "own_us": 7.0, "share_of_copy": 0.81, "registers": 40,
+           "spills": 0, "limit": "memory", "num_warps": 4, "tiles": []}  # fmt: skip
+    tuned.cases[0].rivals["megafuse"].kernels = [row]
+    text = render([("tuning", tuned)])
+    assert "| kernel | heuristic us | tuned us | gain | share of copy | registers | spills | limit |" in text
+    assert "| `k0` | 12.0 | 8.0 | 1.50 | 0.81 | 40 | 0 | memory |" in text

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from megafuse.codegen.host import print_host
 from megafuse.core.dtypes import DType
 from megafuse.core.errors import VerifyError
-from megafuse.schedule.types import Alloc, Buffer, DotCall, Free, Launch, OpaqueCall, Step, View
+from megafuse.schedule.types import Alloc, Buffer, DotCall, Free, Launch, OpaqueCall, Pool, Step, View
 from runtime_examples import full, kernel, row_major, square_step
 
 BF16 = DType.BF16
@@ -31,13 +34,15 @@ def test_prints_forward_and_backward_as_written_by_hand() -> None:
     assert "x = inputs[0]  # f32[4, 3]" in forward
     assert "z = empty((4, 5), (5, 1), f32)" in forward
     assert "mm(x, w, out=z)  # [4, 3] @ [3, 5] -> [4, 5]" in forward
-    assert "k0(z, b, y)" in forward
+    assert "stream = current_stream()" in forward
+    assert "k0(stream, address(z), address(b), address(y))" in forward
     assert "return [y], [x, w, z]" in forward
     assert "dy = arrange(tangents[0], (4, 5), (5, 1), f32)" in backward
-    assert "mm(dz, view(w, (5, 3), (1, 5), 0), out=dx)" in backward
+    assert "mm(dz, part(w, (5, 3), (1, 5), 0), out=dx)" in backward
     assert "del dz, x, w" in backward
     assert "return [dx, dw, db]" in backward
-    assert source.needs == ("arrange", "empty", "f32", "k0", "k1", "mm", "view")
+    assert "TANGENTS = {0: ((4, 5), (5, 1), f32)}" in forward
+    assert source.needs == ("address", "arrange", "current_stream", "empty", "f32", "k0", "k1", "mm", "part")
 
 
 def test_batched_views_bias_and_repeated_views() -> None:
@@ -47,8 +52,8 @@ def test_batched_views_bias_and_repeated_views() -> None:
     calls = [Alloc("out"), DotCall(View("out", (3, 4, 8), (8, 24, 1)), rows, full(b), full(bias)),
              DotCall(View("out", (3, 4, 8), (8, 24, 1)), rows, full(b))]  # fmt: skip
     text = print_host(step([a, b, bias, out], calls, outputs=(full(out),)), []).text
-    assert "a_view1 = view(a, (3, 4, 8), (8, 24, 1), 0)" in text
-    assert "out_view1 = view(out, (3, 4, 8), (8, 24, 1), 0)" in text
+    assert "a_view1 = part(a, (3, 4, 8), (8, 24, 1), 0)" in text
+    assert "out_view1 = part(out, (3, 4, 8), (8, 24, 1), 0)" in text
     assert "baddbmm(bias, a_view1, b, out=out_view1)" in text
     assert "bmm(a_view1, b, out=out_view1)  # [3, 4, 8] @ [3, 8, 8] -> [3, 4, 8]" in text
 
@@ -70,19 +75,32 @@ def test_single_problem_with_bias_is_addmm() -> None:
 def test_freeing_a_buffer_frees_its_named_views() -> None:
     a, t, out = buffer("a", "input", 4, 4, position=0), buffer("t", "temp", 4, 4), buffer("out", "output", 4, 4)
     flipped = View("t", (1, 4, 4), (16, 1, 4))
-    dot = DotCall(full(out, lead=True), flipped, flipped)
-    calls = [Alloc("t"), Launch(0, ("a", "t")), Alloc("out"), dot, Free("t"), Free("a")]
+    dots = [DotCall(full(out, lead=True), flipped, b) for b in (flipped, full(t, lead=True))]
+    calls = [Alloc("t"), Launch(0, ("a", "t")), Alloc("out"), *dots, Free("t"), Free("a")]
     text = print_host(step([a, t, out], calls, outputs=(full(out),)), ["copy"]).text
-    assert "t_view1 = view(t, (4, 4), (1, 4), 0)" in text
+    assert "t_view1 = part(t, (4, 4), (1, 4), 0)" in text
     assert "del t, t_view1, a" in text
 
 
 def test_outputs_views_of_inputs_and_none() -> None:
     a, t = buffer("a", "input", 4, 2, position=1), buffer("t", "output", 4, 2)
-    outputs = (View("a", (2,), (2,), 1), None, View("t", (2, 4), (1, 2)), full(a))
+    outputs = (View("a", (2,), (2,), 1), None, View("t", (2, 4), (1, 2)), full(a), View("t", (4,), (2,)))
     text = print_host(step([a, t], [Alloc("t"), Launch(0, ("a", "t"))], outputs=outputs), ["k"]).text
     assert "a = inputs[1]" in text
-    assert "return [view(a, (2,), (2,), 1), None, detached(view(t, (2, 4), (1, 2), 0)), a], []" in text
+    returned = ["view(a, (2,), (2,), 1)", "None", "detached(view(t, (2, 4), (1, 2), 0))", "a"]
+    assert f"[{', '.join([*returned, 'detached(view(t, (4,), (2,), 0))'])}], []" in text
+
+
+def test_a_buffer_that_is_used_under_one_view_alone_is_allocated_as_that() -> None:
+    a, t, u = buffer("a", "input", 4, 2, position=0), buffer("t", "output", 4, 2), buffer("u", "output", 4, 2)
+    outputs = (View("t", (2, 4), (1, 2)), View("u", (3, 2), (2, 1)))
+    calls = [Alloc("t"), Alloc("u"), Launch(0, ("a", "t"))]
+    text = print_host(step([a, t, u], calls, outputs=outputs), ["k"]).text
+    assert "t = empty((2, 4), (1, 2), bf16)" in text
+    assert "u = empty((4, 2), (2, 1), bf16)" in text
+    assert "return [t, detached(view(u, (3, 2), (2, 1), 0))], []" in text
+    saved = print_host(step([a, t, u], calls, outputs=outputs, saved=("t",)), ["k"]).text
+    assert "return [detached(view(t, (2, 4), (1, 2), 0)), " in saved, "backward relies on the strides of the plan"
 
 
 def test_gradients_share_memory_with_nothing() -> None:
@@ -90,7 +108,7 @@ def test_gradients_share_memory_with_nothing() -> None:
     grads = (full(dy), View("dy", (4,), (2,)), full(own), View("g", (4,), (1,)), full(saved), None)
     s = step([dy, own, saved], [Alloc("s")], backward=(Alloc("g"), Launch(0, ("dy", "g"))), grads=grads, saved=("s",))
     text = print_host(s, ["k"]).text
-    expected = ["dy", "fresh(view(dy, (4,), (2,), 0))", "g", "fresh(view(g, (4,), (1,), 0))", "fresh(s)", "None"]
+    expected = ["dy", "fresh(part(dy, (4,), (2,), 0))", "g", "fresh(part(g, (4,), (1,), 0))", "fresh(s)", "None"]
     assert f"return [{', '.join(expected)}]" in text
 
 
@@ -120,7 +138,8 @@ def test_names_never_collide() -> None:
         buffer(n, "input", 2, position=i) for i, n in enumerate(("view", "k", "a.b", "a_b", "class", "inputs", "bf16"))
     ]
     text = print_host(step(buffers, [Launch(0, tuple(b.name for b in buffers))]), ["k"]).text
-    assert "k(view_v2, k_v2, a_b, a_b_v2, class_v2, inputs_v2, bf16_v2)" in text
+    given = ("view_v2", "k_v2", "a_b", "a_b_v2", "class_v2", "inputs_v2", "bf16_v2")
+    assert re.findall(r"address\((\w+)\)", text) == [*given]
     compile(text, "host", "exec")
 
 
@@ -157,3 +176,53 @@ def test_long_calls_are_wrapped() -> None:
     text = print_host(step(buffers, [Launch(0, tuple(b.name for b in buffers))]), ["kernel"]).text
     assert max(map(len, text.splitlines())) <= 120
     compile(text, "host", "exec")
+
+
+def test_products_of_several_types_are_told_apart() -> None:
+    a, b = buffer("a", "input", 4, 8, position=0), buffer("b", "input", 8, 8, position=1)
+    out = Buffer("out", (4, 8), (8, 1), DType.F32, "output")
+    call = DotCall(*(full(t, lead=True) for t in (out, a, b)))
+    assert (
+        "mixed_mm(a, b, out=out)" in print_host(step([a, b, out], [Alloc("out"), call], outputs=(full(out),)), []).text
+    )
+
+
+def test_pools_are_allocated_at_their_first_buffer_and_freed_after_the_last() -> None:
+    x, y = buffer("x", "input", 4, position=0), buffer("y", "output", 4)
+    small = [buffer(n, "temp", 4) for n in ("p", "q")]
+    calls = [Alloc("p"), Launch(0, ("x", "p")), Alloc("q"), Launch(0, ("p", "q")), Free("p"), Alloc("y"),
+             Launch(0, ("q", "y")), Free("q"), Free("x")]  # fmt: skip
+    plain = step([x, *small, y], calls, outputs=(full(y),))
+    text = print_host(replace(plain, pools=(Pool("forward", 256, {"p": 0, "q": 128}),)), ["k"]).text
+    expected = """    stream = current_stream()
+    workspace_memory = empty((256,), (1,), u8)
+    workspace = address(workspace_memory)
+    p = workspace + 0  # bf16[4]
+    k(stream, address(x), p)
+    q = workspace + 128  # bf16[4]
+    k(stream, p, q)
+    y = empty((4,), (1,), bf16)
+    k(stream, q, address(y))
+    del workspace_memory, x
+"""
+    assert expected in text
+
+
+def test_the_pool_of_saved_buffers_is_one_saved_tensor() -> None:
+    x, dy, dx = buffer("x", "input", 4, position=0), buffer("dy", "tangent", 4, position=1), buffer("dx", "grad", 4)
+    kept = [buffer(n, "saved", 4) for n in ("p", "saved")]
+    s = step(
+        [x, dy, dx, *kept], [Alloc("p"), Alloc("saved"), Launch(0, ("x", "p", "saved"))], saved=("p", "x", "saved"),
+        backward=(Alloc("dx"), Launch(0, ("p", "saved", "dy", "x", "dx")), Free("p"), Free("saved"), Free("x")),
+        grads=(full(dx),), kernels=(kernel("dx"),),
+    )  # fmt: skip
+    s = replace(s, pools=(Pool("saved", 256, {"p": 0, "saved": 128}),))
+    source = print_host(s, ["k"], tangent_base=1)
+    forward, backward = source.text.split("def backward")
+    assert "SAVED_INPUTS = (-1, 0)" in forward
+    assert "SAVED_STRIDES = ((1,), (1,))" in forward
+    assert "return [], [kept_memory, x]" in forward
+    assert "kept_memory = saved[0]\n" in backward
+    assert "saved_v2 = kept + 128  # bf16[4]" in backward
+    assert "k(stream, p, saved_v2, address(dy), address(x), address(dx))" in backward
+    assert "del kept_memory, x" in backward

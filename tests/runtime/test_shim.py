@@ -147,10 +147,10 @@ def test_an_empty_grid_launches_nothing(fake) -> None:
 def test_the_interpreter_must_be_chosen_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(TargetError, match="interpreter is off"):
-        shim.interpreted_launcher(source())
+        shim.interpreted_kernel(source())
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(TargetError, match="wrong in bf16"):
-        shim.interpreted_launcher(source(DType.BF16))
+        shim.interpreted_kernel(source(DType.BF16))
     with pytest.raises(TargetError, match="would not run on the GPU"):
         shim.cuda_launcher(source())
 
@@ -159,10 +159,11 @@ def test_interpreted_kernels_run_on_cpu_tensors() -> None:
     pytest.importorskip("triton")
     program = """
 import torch
+from megafuse.runtime.places import Place
 from test_shim import DType, shim, source
 for dtype, torch_dtype in ((DType.F32, torch.float32), (DType.F16, torch.float16)):
     x, y = torch.randn(128).to(torch_dtype), torch.zeros(128, dtype=torch_dtype)
-    shim.interpreted_launcher(source(dtype))(x.requires_grad_(), y)
+    shim.interpreted_kernel(source(dtype))(None, Place(x.requires_grad_()), Place(y))
     assert torch.equal(y, x + 1), y
 print("equal")
 """
@@ -206,16 +207,16 @@ def test_descriptors_are_made_of_aligned_tensors_where_there_are_any(
 ):
     monkeypatch.setattr(shim, "triton_version", lambda: version)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(shim, "_entry", lambda source: source.text)
     called: list[str] = []
-    launch = shim.described_launcher(
-        dataclasses.replace(source(), aligned=(1,)),
-        lambda *t: called.append("described"),
-        lambda *t: called.append("plain"),
-    )
-    base = torch.empty(64)
-    first = 4 * (base.data_ptr() % 16 != 0)
-    launch(base[first + 1 :], base[first + skip :])  # what no descriptor is made of may lie anywhere
+    monkeypatch.setattr(shim.CudaKernel, "launch", lambda self, *_: called.append(self.kernel))
+    monkeypatch.setattr(shim.CudaKernel, "direct", lambda self, device: self.kernel)
+    fallback = dataclasses.replace(source(), text="plain")
+    kernel = shim.cuda_kernel(dataclasses.replace(source(), text="described", aligned=(1,), fallback=fallback))
+    kernel.launch(0, 256 + 4, 512 + 4 * skip)  # what no descriptor is made of may lie anywhere
     assert called == [expected]
+    assert skip or kernel.direct(0) == expected
 
 
 def test_descriptors_get_memory_from_pytorch_in_any_thread():
@@ -227,12 +228,30 @@ def test_descriptors_get_memory_from_pytorch_in_any_thread():
         def __getitem__(self, grid):
             return lambda *tensors, **options: found.append(allocation._allocator.get()(64, 16, None))
 
-    launch = shim._Launch.__new__(shim._Launch)
-    launch.kernel, launch.source = Kernel(), dataclasses.replace(source(), aligned=(0,))
+    kernel = shim.CudaKernel(Kernel(), dataclasses.replace(source(), aligned=(0,)))
     before = allocation._allocator.get()
-    thread = threading.Thread(target=launch.plain, args=(torch.empty(4),))
+    thread = threading.Thread(target=kernel.plain, args=((256, 512),))
     thread.start()
     thread.join()
-    launch.plain(torch.empty(4))
+    kernel.plain((256, 512))
     assert [(t.numel(), t.dtype) for t in found] == [(64, torch.int8)] * 2
     assert allocation._allocator.get() is before, "the user's allocator stays"
+
+
+def test_the_direct_launch_is_that_of_aligned_addresses(fake) -> None:
+    kernel, _, _ = fake("3.6.0")
+    made = shim.CudaKernel(kernel, source())
+    base = torch.zeros(200).data_ptr()
+    base += -base % 16
+    made.launch(0, base + 4, base)
+    assert made.direct(-1) is None
+    made.launch(0, base, base)
+    bound = made.direct(-1)
+    bound(9, base, base + 4)
+    assert kernel.native[-1][3] == 9
+    assert kernel.native[-1][-3:] == (base, base + 4, 64)
+    assert made.direct(0) is None
+    empty = shim.CudaKernel(kernel, source(grid=(0, 1)))
+    before = len(kernel.native)
+    empty.direct(0)(9, base, base)
+    assert len(kernel.native) == before

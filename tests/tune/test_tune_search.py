@@ -13,7 +13,7 @@ from megafuse.compiler.variants import subjects
 from megafuse.runtime import plan_store
 from megafuse.runtime.offline import CompileReport
 from megafuse.tune.bench import Bench
-from megafuse.tune.occupancy import limiting, misfit, occupancy
+from megafuse.tune.occupancy import misfit
 from megafuse.tune.step import run
 from tune_helpers import CASES, DEVICE, bench_with, by_distance
 
@@ -191,25 +191,3 @@ def test_results_do_not_depend_on_the_order_of_timing(norms):
     first = tuned(norms, bench_with(by_distance(4, 4)), again=True)
     second = tuned(norms, bench_with(by_distance(4, 4)), again=True)
     assert [k.tiles for k in first.kernels] == [k.tiles for k in second.kernels]
-
-
-@pytest.mark.parametrize(
-    ("registers", "shared", "warps", "programs", "limit"),
-    [(128, 0, 4, 4, "registers"), (32, 100_000, 4, 2, "shared memory"), (16, 0, 16, 4, "threads"),
-     (16, 0, 1, 32, "programs"), (255, 0, 8, 1, "registers")],
-)  # fmt: skip
-def test_occupancy(registers, shared, warps, programs, limit):
-    report = CompileReport("k", "d", 90, registers=registers, shared=shared)
-    found = occupancy(report, warps, DEVICE)
-    assert (found.programs, found.limit) == (programs, limit)
-    assert found.share == programs * warps * 32 / 2048
-    assert misfit(report, warps, DEVICE) == ""
-
-
-def test_what_limits_a_kernel():
-    full = occupancy(CompileReport("k", "d", 90, registers=32), 8, DEVICE)
-    fat = occupancy(CompileReport("k", "d", 90, registers=255), 8, DEVICE)
-    assert limiting(0.9, full, 10_000, DEVICE) == "memory"
-    assert limiting(0.5, full, 100, DEVICE) == "few programs"
-    assert limiting(0.5, fat, 10_000, DEVICE) == "registers (occupancy)"
-    assert limiting(0.5, full, 10_000, DEVICE) == "arithmetic or latency"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from megafuse.bench.mlp_case import mlp_case
 from megafuse.bench.step import Case, draw_cotangents
 from megafuse.core.errors import InputError
 from megafuse.workloads import get
@@ -22,16 +24,29 @@ SEED = 1234
 
 
 def make_case(source: Mapping[str, Any], device: str = "cuda") -> Case:
-    """The case that ``source`` describes; ``kind`` is ``rank_mixer`` or ``workload``.
+    """The case that ``source`` describes; by its ``kind``; ``dots`` as ``fuse`` takes it.
 
     Raises:
         InputError: unknown kind.
     """
     if source.get("kind") == "rank_mixer":
-        return rank_mixer_case(source["shape"], source["dtype"], device=device, seed=source.get("seed", SEED))
-    if source.get("kind") == "workload":
-        return workload_case(source["name"], source["dtype"], device=device, size=source.get("size", "gpu"))
-    raise InputError(f"unknown kind of case {source.get('kind')!r}", hint="use rank_mixer or workload")
+        case = rank_mixer_case(source["shape"], source["dtype"], device=device, seed=source.get("seed", SEED))
+    elif source.get("kind") == "workload":
+        case = workload_case(source["name"], source["dtype"], device=device, size=source.get("size", "gpu"))
+    elif source.get("kind") == "mlp":
+        case = mlp_case({k: v for k, v in source.items() if k not in ("kind", "dots")}, device)
+    else:
+        raise InputError(f"unknown kind of case {source.get('kind')!r}", hint="use rank_mixer, workload or mlp")
+    return with_dots(case, source.get("dots", case.dots))
+
+
+def with_dots(case: Case, dots: str) -> Case:
+    """The case with another way to run products, which its facts and source then name."""
+    if dots == case.dots:
+        return case
+    given = {"dots": dots}
+    source = {**case.source, **given} if case.source else {}
+    return replace(case, dots=dots, name=f"{case.name} dots={dots}", facts={**case.facts, **given}, source=source)
 
 
 def rank_mixer_package(folder: Path = RANK_MIXER_FOLDER) -> Any:
@@ -55,8 +70,10 @@ def rank_mixer_case(shape: tuple[int, int, int, int], dtype: str, *, device: str
     return Case(name, made.block, (made.inputs,), {"overlap": "none"}, (made.grad_output,), batch, facts, source)
 
 
-def workload_case(name: str, dtype: str, *, device: str = "cuda", size: str = "gpu", seed: int = 0) -> Case:
-    """A workload at one of its named sizes; upstream gradients are normal, from a seed of their own."""
+def workload_case(
+    name: str, dtype: str, *, device: str = "cuda", size: str | Mapping[str, int] = "gpu", seed: int = 0
+) -> Case:
+    """A workload at one of its named sizes, or at given ones; upstream gradients are normal, from their own seed."""
     workload = get(name)
     module, inputs = workload.make(size, dtype=DTYPES[dtype], device=device, seed=seed)
     sizes = workload.sizes(size)

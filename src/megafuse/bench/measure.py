@@ -16,12 +16,13 @@ from megafuse.bench.memory import activation_peak
 from megafuse.bench.plan import PlanFacts, input_bytes, plan_facts
 from megafuse.bench.record import CaseResult, Facts, RivalResult
 from megafuse.bench.rivals import EAGER, MEGAFUSE, Rival, make_rivals
+from megafuse.bench.rotation import Rotation, StepOf, graphed_calls, rotate, single_calls
 from megafuse.bench.step import Case, Step, make_step
 from megafuse.bench.timing import CudaTimer, capture_all, time_host_rounds, time_rounds, warm_up
 from megafuse.bench.traffic import NcuJob, join_predicted, measure_traffic
 from megafuse.runtime.environment import gpu_state
 
-SECTIONS = ("memory", "step", "graph", "host", "kernels", "traffic")
+SECTIONS = ("memory", "step", "graph", "host", "call", "rotated", "kernels", "traffic")
 GEMM = "gemm"  # the library products alone, timed among the rivals
 
 
@@ -150,6 +151,28 @@ def _host(session: Session) -> None:
         session.result.rivals[name].host = times.as_dict() | {"steps_per_sample": settings.host_steps}
 
 
+def _rotation(session: Session) -> tuple[Rotation, dict[str, StepOf]]:
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    rotation = rotate(session.case, properties.L2_cache_size)
+    return rotation, {r.name: r.step for r in session.rivals if r.usable}
+
+
+def _call(session: Session) -> None:
+    settings = session.settings
+    rotation, steps = _rotation(session)
+    found = single_calls(rotation, steps, settings.rounds, settings.warmup, CudaTimer(), session.result.errors)
+    for name, times in found.items():
+        session.result.rivals[name].call = times.as_dict() | rotation.as_dict()
+
+
+def _rotated(session: Session) -> None:
+    rotation, steps = _rotation(session)
+    for name, times in graphed_calls(
+        rotation, steps, session.settings.rounds, CudaTimer(), session.result.errors
+    ).items():
+        session.result.rivals[name].rotated = times.as_dict() | rotation.as_dict()
+
+
 def _kernels(session: Session) -> None:
     for name, step in session.steps.items():
         with guarded(session.result.errors, f"kernels of {name}"):
@@ -188,6 +211,9 @@ def _traffic(session: Session) -> None:
             entry.traffic = traffic.as_dict() | {"by_kernel": rows}
 
 
-_RUNS = {"memory": _memory, "step": _step, "graph": _graph, "host": _host, "kernels": _kernels, "traffic": _traffic}
+_RUNS = {
+    "memory": _memory, "step": _step, "graph": _graph, "host": _host, "call": _call, "rotated": _rotated,
+    "kernels": _kernels, "traffic": _traffic,
+}  # fmt: skip
 
 __all__ = ["SECTIONS", "PlanFacts", "Settings", "measure_case"]

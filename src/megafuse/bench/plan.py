@@ -25,6 +25,7 @@ class PlannedKernel:
 class PlanFacts:
     """What the plan says of one step, forward and backward. Bytes are predictions, each region of a buffer once.
 
+    ``dots`` run in the library, ``generated_dots`` in generated kernels (those computed again counted again).
     ``coverage_by_elements``: share of the pointwise and reduction results (floating-point, elements counted, dots left
     out) that generated kernels compute. ``coverage_by_calls``: share of the captured ATen calls that have a converter.
     """
@@ -33,6 +34,7 @@ class PlanFacts:
     kernel_bytes: int = 0
     dots: int = 0
     dot_bytes: int = 0
+    generated_dots: int = 0
     opaque_calls: int = 0
     opaque: tuple[str, ...] = ()
     coverage_by_elements: float = 0.0
@@ -80,12 +82,19 @@ def compiled_facts(compiled: Compiled) -> PlanFacts:
         kernel_bytes=sum(k.launches * k.bytes for k in kernels),
         dots=len(dots),
         dot_bytes=sum(math.prod(v.shape) * sizes[v.buffer] for v in views),
+        generated_dots=sum(_dots_of(step.kernels[number]) for number in launched),
         opaque_calls=sum(kind_of(call) == "OpaqueCall" for call in calls),
         opaque=tuple(str(entry) for entry in opaque),
         coverage_by_elements=_coverage(compiled.graph.nodes),
         coverage_by_calls=1 - len(opaque) / aten if aten else 1.0,
         compile_seconds=dict(compiled.seconds),
     )
+
+
+def _dots_of(kernel: Any) -> int:
+    """Dots of a generated kernel: its own, or those between the phases of a chain."""
+    chain = () if kernel.chain is None else kernel.chain.stages
+    return (kernel.dot is not None) + sum(not isinstance(stage, int) for stage in chain)
 
 
 def kind_of(value: Any) -> str:

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ class RivalResult:
     step: Facts = field(default_factory=dict)
     graph: Facts = field(default_factory=dict)
     host: Facts = field(default_factory=dict)
+    call: Facts = field(default_factory=dict)
+    rotated: Facts = field(default_factory=dict)
     kernels: list[Facts] = field(default_factory=list)
     traffic: Facts = field(default_factory=dict)
     plan: Facts = field(default_factory=dict)
@@ -100,11 +102,17 @@ def begin(kind: str, settings: Mapping[str, Any]) -> Facts:
     return {
         "kind": kind,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S"),
-        "command": " ".join(["python", *sys.argv]),
+        "command": command_line(sys.argv),
         "commit": git_commit(),
         "environment": environment(),
         "settings": dict(settings),
     }
+
+
+def command_line(argv: Sequence[str]) -> str:
+    """What the user typed, without the folders of this machine."""
+    name = Path(argv[0]).name
+    return " ".join([name, *argv[1:]] if name == "megafuse" else ["python", *argv])
 
 
 def git_commit(root: Path = ROOT) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from megafuse.core.errors import InputError
 
 Maker = Callable[[Case], Callable[..., Any]]
 MEGAFUSE = "megafuse"
+GRAPHED = "megafuse-graph"
+OURS = (MEGAFUSE, GRAPHED)
 EAGER = "eager"
 
 
@@ -66,9 +69,10 @@ def _compiled(mode: str | None) -> Maker:
     return make
 
 
-def _megafuse(case: Case) -> Callable[..., Any]:
-    device = case.cotangents[0].device.type
-    return fuse(case.module, *case.args, target="cuda" if device == "cuda" else "interpret", **case.kwargs)
+def _megafuse(case: Case, cuda_graph: bool = False) -> Callable[..., Any]:
+    device = next(case.module.parameters()).device.type
+    target = "cuda" if device == "cuda" else "interpret"
+    return fuse(case.module, *case.args, target=target, dots=case.dots, cuda_graph=cuda_graph, **case.kwargs)
 
 
 MAKERS: dict[str, Maker] = {
@@ -76,6 +80,7 @@ MAKERS: dict[str, Maker] = {
     "compile": _compiled(None),
     "max-autotune": _compiled("max-autotune-no-cudagraphs"),
     MEGAFUSE: _megafuse,
+    GRAPHED: partial(_megafuse, cuda_graph=True),
 }
 
 
@@ -96,7 +101,8 @@ def make_rival(name: str, case: Case, level: str = "auto") -> Rival:
     """Make a rival, run one step of it and validate it; any failure is in the result, not raised."""
     start = time.perf_counter()
     try:
-        fn = MAKERS[name](case)
+        with case.grad_mode():
+            fn = MAKERS[name](case)
         make_step(case, fn)()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
@@ -107,14 +113,16 @@ def make_rival(name: str, case: Case, level: str = "auto") -> Rival:
     seconds = time.perf_counter() - start
     if name == EAGER:
         return Rival(name, fn, seconds, checked=Checked(True, "the reference itself"))
-    if name == MEGAFUSE and not (facts := plan_facts(fn)).kernels:
+    if name in OURS and not (facts := plan_facts(fn)).kernels:
         return Rival(name, fn, seconds, checked=Checked(False, "the plan", (f"no generated kernel {facts.reason}",)))
-    return Rival(name, fn, seconds, checked=verify(case, fn, generated=name == MEGAFUSE, level=level))
+    with case.grad_mode():
+        checked = verify(case, fn, generated=name in OURS, level=level)
+    return Rival(name, fn, seconds, checked=checked)
 
 
 def make_rivals(names: Sequence[str], case: Case, level: str = "auto") -> list[Rival]:
     """All rivals of a case, with a line of progress for each."""
-    if set(names) - {EAGER, MEGAFUSE}:
+    if set(names) - {EAGER, *OURS}:
         torch.compiler.reset()  # a further shape of the same code would otherwise compile with dynamic shapes
     made = []
     for name in names:

@@ -29,6 +29,7 @@ def add_common_options(parser: argparse.ArgumentParser, *, rivals: str, what: st
     """Options that every benchmark takes."""
     parser.add_argument("--rivals", default=rivals, help=f"of {', '.join(MAKERS)}; max-autotune compiles for minutes")
     parser.add_argument("--what", default=what, help=f"sections, of {', '.join(SECTIONS)}")
+    parser.add_argument("--dots", default="library", help="library, or auto: generated products where predicted faster")
     parser.add_argument("--check", choices=("auto", "quick", "full"), default="auto", help="depth of validation")
     parser.add_argument("--rounds", type=int, default=20, help="samples per rival; one more is dropped")
     parser.add_argument("--warmup", type=int, default=5, help="steps of each rival before timing")
@@ -93,7 +94,7 @@ def run_cases(
             errors.append(f"time limit of {args.time_limit:g} s: {len(sources) - number} cases were not run")
             break
         progress(f"case {number + 1} of {len(sources)}: {dict(source)}")
-        cases.append(measure(source, settings))
+        cases.append(measure({**source, "dots": args.dots}, settings))
         release_memory()
         record = replace(record, cases=tuple(cases), errors=tuple(errors))
         record.write(args.out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +18,10 @@ Step = Callable[[], Any]
 class Case:
     """A module with its example call and upstream gradients: what every rival runs.
 
-    ``cotangents``: one for each output tensor that requires grad, in order. ``facts`` describe the case in records
-    (shape, dtype, seed, ...). ``samples``: batch size, for samples/s. ``source`` is what ``cases.make_case`` takes to
-    make the same case in another process.
+    ``cotangents``: one for each output tensor that requires grad, in order; none: the step is a forward pass.
+    ``facts`` describe the case in records (shape, dtype, seed, ...). ``samples``: batch size, for samples/s. ``source``
+    is what ``cases.make_case`` takes to make the same case in another process. ``dots``: how megafuse runs products,
+    see ``megafuse.fuse``.
     """
 
     name: str
@@ -30,11 +32,16 @@ class Case:
     samples: int = 1
     facts: Mapping[str, Any] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
+    dots: str = "library"
 
     def inputs(self) -> list[Tensor]:
         """Argument tensors that require grad."""
         leaves = pytree.tree_leaves((self.args, dict(self.kwargs)))
         return [t for t in leaves if isinstance(t, Tensor) and t.requires_grad]
+
+    def grad_mode(self) -> AbstractContextManager[Any]:
+        """The mode in which the case's calls are made: without gradients if it is a forward pass alone."""
+        return nullcontext() if self.cotangents else torch.no_grad()
 
     def clear_gradients(self) -> None:
         """Set all gradients to None."""
@@ -56,10 +63,16 @@ def differentiable(out: Any) -> list[Tensor]:
 def make_step(case: Case, fn: Callable[..., Any]) -> Step:
     """The step of ``fn``: clear ``inputs.grad``, ``zero_grad(set_to_none=True)``, forward, ``out.backward(grad)``.
 
+    Without upstream gradients: the forward pass, under ``no_grad``.
+
     All rivals clear through the case's own module, so that they do the same work outside their forward and backward.
     """
     inputs, zero_grad = case.inputs(), case.module.zero_grad
     args, kwargs, cotangents = case.args, dict(case.kwargs), case.cotangents
+
+    def forward() -> Any:
+        with torch.no_grad():
+            return fn(*args, **kwargs)
 
     def step() -> Any:
         for tensor in inputs:
@@ -72,7 +85,7 @@ def make_step(case: Case, fn: Callable[..., Any]) -> Step:
             torch.autograd.backward(differentiable(out), cotangents)
         return out
 
-    return step
+    return step if cotangents else forward
 
 
 def draw_cotangents(

@@ -17,7 +17,7 @@ def summary(record: Record) -> str:
     """All cases as one table, then what failed."""
     rows = [row for case in record.cases for row in case_rows(case)]
     lines = [aligned([HEADINGS, *rows])]
-    if record.copy:
+    if "bytes_per_s" in record.copy:
         lines.append(f"copy bandwidth in this run: {record.copy['bytes_per_s'] / 1e12:.2f} TB/s (read + written)")
     lines += [f"{c.name}: {error}" for c in record.cases for error in (*failures(c), *c.errors)]
     return "\n".join([*lines, *record.errors])
@@ -43,7 +43,7 @@ def _row(name: str, rival: RivalResult, eager: RivalResult, gemm: float | None) 
     return (
         name,
         rival.name,
-        "yes" if rival.checked.get("ok") else "NO",
+        _verdict(rival),
         number(step, 1),
         ratio(step, gemm),
         ratio(step, _mean(eager.step)),
@@ -60,11 +60,18 @@ def _row(name: str, rival: RivalResult, eager: RivalResult, gemm: float | None) 
     )
 
 
+def _verdict(rival: RivalResult) -> str:
+    """Whether it validated; empty where that was not asked (kernels that were checked one by one before)."""
+    if not rival.checked and not rival.error:
+        return ""
+    return "yes" if rival.checked.get("ok") else "NO"
+
+
 def failures(case: CaseResult) -> list[str]:
     """Rivals that were not timed, and why."""
     found = []
     for rival in case.rivals.values():
-        if not rival.checked.get("ok"):
+        if _verdict(rival) == "NO":
             why = rival.error or "; ".join(rival.checked.get("failures", ())[:4])
             found.append(f"{rival.name} not validated, not timed: {why}"[:600])
     return found

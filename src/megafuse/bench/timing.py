@@ -82,6 +82,10 @@ class Times:
         values = self.kept.microseconds
         return sum(values) / len(values)
 
+    def divided(self, count: int) -> Times:
+        """The samples of one of ``count`` equal parts."""
+        return Times(tuple(sample / count for sample in self.raw))
+
     def as_dict(self) -> dict[str, Any]:
         """Statistics and raw samples, in microseconds, for a record."""
         kept = self.kept
@@ -127,9 +131,24 @@ def time_rounds(works: Mapping[str, Work], *, rounds: int, timer: Timer) -> dict
     return {n: Times(tuple(start.elapsed_time(end) * 1e3 for start, end in p)) for n, p in pairs.items()}
 
 
-def _sample(work: Work, timer: Timer) -> tuple[Event, Event]:
+def time_calls(works: Mapping[str, Work], *, rounds: int, timer: Timer) -> dict[str, Times]:
+    """Event time of single calls on an idle device, ``rounds`` + 1 samples each: what the host takes to launch counts.
+
+    Nothing is flushed: give works whose inputs take turns.
+    """
+    pairs: dict[str, list[tuple[Event, Event]]] = {name: [] for name in works}
+    for number in range(rounds + 1):
+        for name in turns(list(works), number):
+            timer.synchronize()
+            pairs[name].append(_sample(works[name], timer, flush=False))
+    timer.synchronize()
+    return {n: Times(tuple(start.elapsed_time(end) * 1e3 for start, end in p)) for n, p in pairs.items()}
+
+
+def _sample(work: Work, timer: Timer, *, flush: bool = True) -> tuple[Event, Event]:
     start, end = timer.event(), timer.event()
-    timer.flush()
+    if flush:
+        timer.flush()
     start.record()
     work()
     end.record()

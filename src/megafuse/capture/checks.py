@@ -13,7 +13,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from megafuse.capture.dtypes import FROM_TORCH
 from megafuse.core.errors import InputError, NotFusableError
 
-REGISTER = "torch.utils._pytree.register_dataclass"
+REGISTER = "torch.export.register_dataclass"
 Named = tuple[str, torch.Tensor]
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
@@ -48,6 +48,7 @@ def check_tensors(tensors: Sequence[Named]) -> None:
 
     Raises:
         InputError: one is not; the message names it.
+        NotFusableError: one is a single number on the CPU beside tensors of a GPU, where kernels cannot read it.
     """
     for name, tensor in tensors:
         _check_tensor(name, tensor)
@@ -65,14 +66,18 @@ def _check_tensor(name: str, tensor: torch.Tensor) -> None:
     if tensor.layout is not torch.strided:
         raise InputError(f"{name} has layout {tensor.layout}", hint="call .to_dense() on it")
     if tensor.dtype not in FROM_TORCH:
-        raise InputError(f"{name} has element type {tensor.dtype}, which is not supported")
+        raise InputError(
+            f"{name} has element type {tensor.dtype}, which is not supported",
+            hint=f"convert it to one of {', '.join(str(d).removeprefix('torch.') for d in FROM_TORCH)}",
+        )
 
 
 def _check_devices(tensors: Sequence[Named]) -> None:
-    first: Named | None = None
+    first, number = None, None
     for name, tensor in tensors:
         if tensor.dim() == 0 and tensor.device.type == "cpu" and not tensor.requires_grad:
-            continue  # PyTorch takes a CPU scalar beside tensors of any device
+            number = name  # PyTorch takes it beside tensors of any device
+            continue
         if first is None:
             first = (name, tensor)
         elif tensor.device != first[1].device:
@@ -80,6 +85,11 @@ def _check_devices(tensors: Sequence[Named]) -> None:
                 f"{first[0]} is on {first[1].device}, but {name} is on {tensor.device}",
                 hint="move all tensors and the module to one device",
             )
+    if first is not None and number is not None and first[1].device.type != "cpu":
+        raise NotFusableError(
+            f"{number} is a number on the CPU, while {first[0]} is on {first[1].device}",
+            hint="give a Python number, or move it to the device of the others",
+        )
 
 
 def check_float_inputs(arguments: Sequence[Named], floats_elsewhere: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,12 +24,12 @@ from megafuse.capture import (
 )
 from megafuse.capture.checkpoints import nodes_again
 from megafuse.capture.context import Context, Refused, Unconverted
-from megafuse.capture.dtypes import tensor_type
-from megafuse.capture.opaque import build_opaque, reason_for, result_types
+from megafuse.capture.dtypes import FROM_TORCH, tensor_type
+from megafuse.capture.opaque import OUTSIDE, build_opaque, reason_for, result_types
 from megafuse.capture.origins import is_backward, node_origins
 from megafuse.capture.registry import lookup
 from megafuse.capture.types import OpaqueCall, SupportEntry, SupportReport
-from megafuse.core.errors import CaptureError, VerifyError
+from megafuse.core.errors import CaptureError, NotFusableError, VerifyError
 from megafuse.ir.graph import Builder, Node
 from megafuse.ir.types import Origin
 
@@ -44,6 +45,9 @@ CONVERTERS = (
     convert_special,
     convert_window,
 )
+
+
+_CHECKED = re.compile(r"aten::_?linalg_\w+_ex")  # the check is lost in the graphs of older PyTorch releases
 
 
 class Walk:
@@ -111,8 +115,8 @@ class Walk:
         if node.target is operator.getitem:
             return args[0][args[1]]
         if not isinstance(node.target, torch._ops.OpOverload):
-            raise CaptureError(f"{node.target} is not an ATen op", where=str(origin),
-                               hint="keep this call outside of the fused function")  # fmt: skip
+            raise CaptureError(f"{node.target} is not an ATen op", where=str(origin), hint=OUTSIDE)
+        _check_kind(node, origin)
         if node.target._schema.name.startswith(("aten::_assert", "aten::sym_constrain")):
             return None  # a check of values: it has no result
         self.aten_calls += 1
@@ -135,6 +139,19 @@ class Walk:
                 raise CaptureError(f"PyTorch refuses {op}: {why}", where=where, hint=self.hint) from None
         self.entries.append(SupportEntry(str(op), reason, origin))
         return build_opaque(self.builder, op, args, kwargs, value, reason, self.calls)
+
+
+def _check_kind(node: torch.fx.Node, origin: Origin | None) -> None:
+    """The call can stand in a plan, be it as it is.
+
+    Raises:
+        NotFusableError: it gives values that the graph has no type for, or is one whose failure PyTorch looks for.
+    """
+    made = [v.dtype for v in _flat(node.meta.get("val")) if isinstance(v, torch.Tensor)]
+    odd = next((dtype for dtype in made if dtype not in FROM_TORCH), None)
+    what = f"gives values of type {odd}" if odd is not None else "may fail, which is looked for as it runs"
+    if odd is not None or _CHECKED.fullmatch(str(node.target._schema.name)):  # type: ignore[union-attr]
+        raise NotFusableError(f"{node.target} {what}", where=str(origin), hint=OUTSIDE)
 
 
 def _flat(tree: Any) -> list[Any]:

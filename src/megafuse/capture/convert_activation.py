@@ -8,6 +8,7 @@ from typing import Any
 
 from megafuse.capture.context import Context, Unconverted
 from megafuse.capture.registry import converts
+from megafuse.core.dtypes import DType
 from megafuse.ir.graph import Builder, Node
 
 SQRT_HALF = math.sqrt(0.5)
@@ -92,6 +93,8 @@ def softplus(cx: Context, x: Node, beta: float = 1, threshold: float = 20) -> No
     (v,) = cx.operands(x)
     z = v if beta == 1 else mul(b, v, beta)
     out = log_one_plus_exp(b, z)
+    if beta == 1 and _is_lost(z, threshold):
+        return cx.finish(out)
     out = out if beta == 1 else mul(b, out, 1.0 / beta)
     return cx.finish(b.map("where", b.map("gt", z, threshold), v, out))
 
@@ -102,7 +105,13 @@ def softplus_backward(cx: Context, g: Node, x: Node, beta: float = 1, threshold:
     b = cx.b
     dy, v = cx.operands(g, x)
     z = v if beta == 1 else mul(b, v, beta)
-    return cx.finish(b.map("where", b.map("gt", z, threshold), dy, mul(b, dy, b.map("sigmoid", z))))
+    slope = mul(b, dy, b.map("sigmoid", z))
+    return cx.finish(slope if _is_lost(z, threshold) else b.map("where", b.map("gt", z, threshold), dy, slope))
+
+
+def _is_lost(z: Node, threshold: float) -> bool:
+    """Beyond such a threshold exp(-z) is under half an ulp of 1 (2**-25 in fp32): the branch gives the same."""
+    return z.dtype is DType.F32 and threshold >= 25 * math.log(2)
 
 
 @converts("sigmoid_backward")

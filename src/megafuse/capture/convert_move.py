@@ -14,7 +14,8 @@ from megafuse.ir.graph import Node
 @converts("clone", "detach", "alias", "contiguous", "lift_fresh_copy", "lift_fresh", "lift", "detach_copy",
           "alias_copy")  # fmt: skip
 def identity(cx: Context, x: Node, *_: Any, **__: Any) -> Node:
-    """The value itself: memory layout is the planner's choice."""
+    """The value itself, of its own type (see group norm): memory layout is the planner's choice."""
+    cx.outs = (x.type,)
     return x
 
 

@@ -16,6 +16,7 @@ from megafuse.capture.context import Context
 from megafuse.capture.registry import converts
 from megafuse.core.dtypes import DType
 from megafuse.ir.graph import Node
+from megafuse.ir.types import TensorType
 
 Pair = tuple[Node, Node]
 
@@ -73,13 +74,22 @@ def grads(
     )
 
 
+def parameter_types(cx: Context, x: Node, *parameters: Node | None) -> None:
+    """Parameters have the type of ``x``, or are fp32 beside 16-bit values: the CPU kernels take these too.
+
+    Raises:
+        Refused: one has another type.
+    """
+    narrow = x.dtype in (DType.BF16, DType.F16)
+    cx.same_types(x, *(p for p in parameters if p is not None and not (narrow and p.dtype is DType.F32)))
+
+
 @converts("native_layer_norm")
 def layer_norm(
     cx: Context, x: Node, shape: Sequence[int], w: Node | None, b: Node | None, eps: float
 ) -> tuple[Node, Node, Node]:
-    """Layer norm over the last ``len(shape)`` dims; the CPU kernel takes fp32 parameters beside 16-bit values too."""
-    narrow = x.dtype in (DType.BF16, DType.F16)
-    cx.same_types(x, *(p for p in (w, b) if p is not None and not (narrow and p.dtype is DType.F32)))
+    """Layer norm over the last ``len(shape)`` dims."""
+    parameter_types(cx, x, w, b)
     (v,) = widen(cx, x)
     mean, rstd = statistics(cx, v, trailing(x, shape), eps)
     xhat = cx.b.map("mul", cx.b.map("sub", v, mean), rstd)
@@ -141,8 +151,10 @@ def per_channel(cx: Context, w: Node | None, group: int) -> Node | None:
 def group_norm(
     cx: Context, x: Node, w: Node | None, b: Node | None, n: int, c: int, hw: int, group: int, eps: float
 ) -> tuple[Node, Node, Node]:
-    """Group norm: statistics over the channels of a group and all positions."""
-    cx.same_types(x, w, b)
+    """Group norm: statistics over the channels of a group and all positions; they have the type of the parameters."""
+    parameter_types(cx, x, w, b)
+    if w is not None and w.dtype is not x.dtype:  # stand-ins say that of x
+        cx.outs = (cx.outs[0], *(TensorType((n, group), w.dtype) for _ in range(2)))
     (v,) = widen(cx, grouped(cx, x, n, c, hw, group))
     mean, rstd = statistics(cx, v, (2, 3), eps)
     xhat = cx.b.map("mul", cx.b.map("sub", v, mean), rstd)

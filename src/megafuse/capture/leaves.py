@@ -48,17 +48,30 @@ class FlatCall:
         )
         state = tuple(module_state(m) for top in self.modules for m in top.modules())
         ties = tuple((a, b) for (a, _), (b, _) in tied_places(self))
-        return (hashable(self.spec), constants, tuple(id(m) for m in self.modules), state, self.scope.state(), ties)
+        modules = tuple(id(m) for m in self.modules)
+        return (hashable(self.spec), constants, modules, state, self.scope.state(), ties, torch.get_default_dtype())
 
 
 def hashable(spec: pytree.TreeSpec) -> Any:
-    """The tree's structure as part of a key; before PyTorch 2.7 trees with dicts have no hash of their own."""
+    """The tree's structure as part of a key."""
     try:
         hash(spec)
     except TypeError:
-        context = tuple(spec.context) if isinstance(spec.context, list) else spec.context
-        return (spec.type, context, tuple(map(hashable, spec.children_specs)))
+        return _Tree(spec)
     return spec
+
+
+class _Tree:
+    """A tree without a hash: before PyTorch 2.7 those whose nodes hold a list, such as dicts and registered classes."""
+
+    def __init__(self, spec: pytree.TreeSpec) -> None:
+        self.spec = spec
+
+    def __hash__(self) -> int:
+        return hash((self.spec.type, self.spec.num_nodes, self.spec.num_leaves))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Tree) and self.spec == other.spec
 
 
 def module_state(module: nn.Module) -> tuple[Any, ...]:
@@ -127,7 +140,7 @@ def flatten_call(fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatC
     for i, v in enumerate(leaves):
         if isinstance(v, nn.Module):
             _add(modules, place, v, i)
-    scope = Scope(fn, modules)
+    scope = Scope(fn, modules, [(f"argument {name}", v) for name, v in zip(labels, leaves, strict=True)])
     for module in scope.modules:
         _add(modules, place, module, None)
     positional = tuple(pytree.tree_structure(a) for a in args)
@@ -214,15 +227,22 @@ class LeafGetter:
         self._names = parameter_names(fn, len(call.positional))
         self._call, self._leaves = call, leaves
         self._constants = list(constants)
-        self._simple = self._all_positional_tensors()
+        self._expected, self._keywords = self._single_leaves()
         self._args = [leaf.path[0] for leaf in leaves if leaf.kind == "arg"]
         rest = [leaf for leaf in leaves if leaf.kind != "arg"]
         self._state = [self._source(leaf, call.modules) for leaf in rest]
         self._ties = [(a, b) for (_, a), (_, b) in tied_places(call)]
 
-    def _all_positional_tensors(self) -> bool:
-        tensors = all(isinstance(v, torch.Tensor) for v in self._call.leaves)
-        return tensors and not self._call.keywords and all(s.is_leaf() for s in self._call.positional)
+    def _single_leaves(self) -> tuple[list[Any] | None, list[str]]:
+        """Captured values of the arguments in order, ``Tensor`` for tensors, and the names of the keywords behind.
+
+        None where an argument has parts: such calls are flattened.
+        """
+        args, kwargs = pytree.tree_unflatten(range(len(self._call.leaves)), self._call.spec)
+        keywords = list(kwargs)
+        if [*args, *(kwargs[k] for k in keywords)] != list(range(len(self._call.leaves))):
+            return None, []
+        return [torch.Tensor if isinstance(v, torch.Tensor) else v for v in self._call.leaves], keywords
 
     def _source(self, leaf: Leaf, modules: tuple[nn.Module, ...]) -> Place:
         """The table and key under which a non-argument leaf is found at every call."""
@@ -241,12 +261,27 @@ class LeafGetter:
         """
         if self._ties and any(a[m] is not b[n] for (a, m), (b, n) in self._ties):
             raise InputError("parameters that were one tensor at capture are no longer", hint="fuse again")
-        if self._simple and not kwargs and len(args) == len(self._names) and all(
-            isinstance(a, torch.Tensor) for a in args
-        ):  # fmt: skip
-            tensors: list[Any] = [args[i] for i in self._args]  # type: ignore[index]
+        given = self._given(args, kwargs)
+        if given is not None:
+            tensors: list[Any] = [given[i] for i in self._args]  # type: ignore[index]
             return tensors + _read(self._state)
         return self._general(args, kwargs)
+
+    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
+        """The tensors among arguments that are single leaves and, tensors aside, the captured objects; else None."""
+        expected, keywords = self._expected, self._keywords
+        if expected is None or len(args) + len(kwargs) != len(expected) or len(kwargs) != len(keywords):
+            return None
+        values = [*args, *(kwargs.get(k, kwargs) for k in keywords)] if keywords else args
+        tensors: list[torch.Tensor] = []
+        for value, old in zip(values, expected, strict=True):
+            if old is torch.Tensor:
+                if not isinstance(value, torch.Tensor):
+                    return None
+                tensors.append(value)
+            elif value is not old:
+                return None
+        return tensors
 
     def check_same_places(self, leaves: Sequence[Leaf]) -> None:
         """Another capture of the same structure takes its tensors from the same places.
@@ -306,7 +341,7 @@ class LeafGetter:
         elif isinstance(old, nn.Module):
             if type(new) is not type(old):
                 raise InputError(f"argument {name}: expected a module {_kind(old)}, got {_kind(new)}")
-        elif new is not old and (type(new) is not type(old) or new != old):
+        elif new is not old and constant(new) != constant(old):
             raise InputError(f"argument {name}: the captured value is {old!r}, got {new!r}", hint="fuse again for it")
 
     def _structure_message(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

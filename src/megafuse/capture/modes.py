@@ -9,20 +9,20 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from megafuse.capture.devices import FACTORIES, FROM_VALUES, Elsewhere
 from megafuse.capture.origins import current_origin, mark
+from megafuse.core.errors import NotFusableError
 
 META = torch.device("meta")
-_FACTORIES = frozenset(
-    getattr(torch, name)
-    for name in (
-        "empty zeros ones full arange linspace logspace eye rand randn randint randperm empty_strided tril_indices "
-        "triu_indices bartlett_window blackman_window hamming_window hann_window kaiser_window"
-    ).split()
-)
-_FROM_VALUES = frozenset({torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.scalar_tensor})
-_MOVES = frozenset({torch.Tensor.cuda, torch.Tensor.to})
-_DEVICE = torch.Tensor.device.__get__  # type: ignore[attr-defined]
-_IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+_Tensor: Any = torch.Tensor
+# What a tensor says of its device. Getters are made anew each time they are asked for: equal, and not one object.
+_WHEREABOUTS: dict[Any, Callable[[torch.device], Any]] = {
+    _Tensor.device.__get__: lambda device: device,
+    _Tensor.is_cuda.__get__: lambda device: device.type == "cuda",
+    _Tensor.is_cpu.__get__: lambda device: device.type == "cpu",
+    _Tensor.is_meta.__get__: lambda device: device.type == "meta",
+    _Tensor.get_device: lambda device: -1 if device.type == "cpu" else device.index or 0,
+}
 
 
 class Constants:
@@ -77,6 +77,7 @@ class TraceMode(TorchFunctionMode):
         self.swaps, self.constants, self.stand_ins = dict(swaps), constants, constant_stand_ins
         self.device, self.stop = device, stop
         self.discover = constant_stand_ins is None
+        self.elsewhere = Elsewhere(device)
         self.created = 0
         self.local: dict[int, torch.Tensor] = {}
 
@@ -85,14 +86,22 @@ class TraceMode(TorchFunctionMode):
     ) -> Any:
         """Run one call with devices and real tensors replaced, and the user's line noted."""
         kwargs = kwargs or {}
-        if func is _DEVICE or func is _IS_CUDA:
-            return self.device if func is _DEVICE else self.device.type == "cuda"
-        mark(current_origin(self.stop))
-        if func in _FROM_VALUES and not _has_tensor(args):
-            return self.create(func, args, kwargs)
-        args, kwargs = self.replace(args), self.replace(kwargs)
-        args, kwargs = _to_meta(func, args, kwargs)
-        return self.native(func, args, kwargs)
+        if func in _WHEREABOUTS:
+            return _WHEREABOUTS[func](self.device)
+        mark(where := current_origin(self.stop))
+        args, given = self.replace(args), self.replace(kwargs)
+        self.elsewhere.check_move(func, args, given, where)
+        if isinstance(given.get("generator"), torch.Generator):
+            raise NotFusableError(f"{func.__name__} draws from a generator of its own", where=str(where or ""),
+                                  hint="draw from PyTorch's default generator")  # fmt: skip
+        if func in FROM_VALUES and not _has_tensor(args):
+            result = self.create(func, args, given)
+        elif func in (torch.Tensor.cpu, torch.Tensor.cuda):
+            result = args[0]  # it is there
+        else:
+            result = self.native(func, *_to_meta(func, args, given))
+        self.elsewhere.note(func, args, given, result)
+        return result
 
     def native(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Call ``func``; where CUDA takes one kernel that meta does not, take that kernel."""
@@ -165,14 +174,14 @@ def _has_tensor(tree: Any) -> bool:
 
 
 def _is_device(value: Any) -> bool:
-    return isinstance(value, torch.device) or (isinstance(value, str) and value.split(":")[0] in ("cpu", "cuda"))
+    if isinstance(value, str):
+        return value.split(":")[0] in ("cpu", "cuda")
+    return isinstance(value, torch.device) or (isinstance(value, int) and not isinstance(value, bool))
 
 
 def _to_meta(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Devices in a call replaced by meta; factories without one get it."""
-    if func is torch.Tensor.cuda:
-        return args[:1], {}
-    if kwargs.get("device") is not None or func in _FACTORIES:
+    if kwargs.get("device") is not None or func in FACTORIES:
         kwargs = {**kwargs, "device": META}
     if func is torch.Tensor.to and len(args) > 1 and _is_device(args[1]):
         args = (args[0], META, *args[2:])

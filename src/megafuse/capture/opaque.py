@@ -9,10 +9,11 @@ from torch.utils import _pytree as pytree
 
 from megafuse.capture.dtypes import tensor_type
 from megafuse.capture.types import CallDevice, OpaqueCall, Ref
-from megafuse.core.errors import CaptureError
+from megafuse.core.errors import NotFusableError
 from megafuse.ir.graph import Builder, Node
 from megafuse.ir.types import Opaque, TensorType
 
+OUTSIDE = "keep this call outside of the fused function"
 _GATHERS = "embedding gather index index_select _unsafe_index embedding_bag _embedding_bag masked_scatter take"
 _SCATTERS = (
     "scatter scatter_add scatter_reduce index_put _unsafe_index_put index_add index_fill index_copy "
@@ -57,7 +58,7 @@ def build_opaque(
     """The opaque node for a call, and its results in the structure of ``value``."""
     results = result_types(value)
     if not any(results):
-        raise CaptureError(f"{op} has no tensor result", hint="keep this call outside of the fused function")
+        raise NotFusableError(f"{op} has no tensor result", hint=OUTSIDE)
     nodes: list[Node] = []
 
     def put(v: Any) -> Any:

@@ -3,7 +3,8 @@
 The walk follows the user's functions: those that are called by a name that it reads, and the methods of the classes to
 which they belong. Each thing found is a *place*, ``table[key]``. A tensor that the function reaches and that lies at a
 place is an input, read there at each call; everything else is part of the key, by value where it is plain, else by
-identity. Not seen: what lies inside of objects other than lists, tuples, dicts and modules.
+identity. Of other objects (settings, say) the attributes that the functions name are places. Not seen: what changes
+inside of objects in lists, tuples and dicts.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import is_
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -23,20 +25,27 @@ from megafuse.capture.origins import is_library
 
 Place = tuple[Any, Any]
 _OURS = str(Path(__file__).absolute().parents[1])
+NESTED = 4  # levels of lists, tuples and dicts that are looked into
 PLAIN = (bool, int, float, str, type(None))
+CACHE = type(functools.lru_cache(lambda: None))
+_NO_RECORD = (torch.Tensor, nn.Module, type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, CACHE)
 
 
 def content(value: Any) -> Any:
-    """A value as part of a key: tensors are all alike; lists, tuples and dicts by their items, one level deep."""
+    """A value as part of a key: tensors are all alike; lists, tuples and dicts by their items."""
     if isinstance(value, torch.Tensor):
         return torch.Tensor
+    return (type(value), value) if type(value) in PLAIN else _items(value, NESTED)
+
+
+def _items(value: Any, levels: int) -> Any:
+    """Plain values as they are, what lists, tuples and dicts hold down to some level, everything else by identity."""
     if type(value) in PLAIN:
-        return (type(value), value)
-    if isinstance(value, dict):
-        return (*value, *(v if type(v) in PLAIN else id(v) for v in value.values()))
-    if isinstance(value, list | tuple):
-        return tuple(v if type(v) in PLAIN else id(v) for v in value)
-    return id(value)
+        return value
+    if not levels or not isinstance(value, dict | list | tuple):
+        return id(value)
+    inside = value.values() if isinstance(value, dict) else value
+    return (*(value if isinstance(value, dict) else ()), *(_items(v, levels - 1) for v in inside))
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,22 @@ class _Cell:
         except ValueError:
             return None
 
+    def __setitem__(self, _: Any, value: Any) -> None:
+        self.cell.cell_contents = value
+
+
+@dataclass(frozen=True)
+class _Members:
+    """A class's own attributes as a table."""
+
+    owner: type
+
+    def __getitem__(self, key: str) -> Any:
+        return vars(self.owner)[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        setattr(self.owner, key, value)
+
 
 @dataclass(frozen=True)
 class _Defaults:
@@ -64,15 +89,27 @@ class _Defaults:
 
 
 class Scope:
-    """The places that a callable reads, by label, and the modules found at them."""
+    """The places that a callable reads, by label, and the modules found at them.
 
-    def __init__(self, fn: Callable[..., Any], modules: Iterable[nn.Module]) -> None:
+    ``caches`` are the places of functions that keep what they returned (``functools.lru_cache``). ``given`` are the
+    arguments of a call by label.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], modules: Iterable[nn.Module], given: Iterable[tuple[str, Any]] = ()
+    ) -> None:
         self.places: dict[str, Place] = {}
+        self.caches: list[Place] = []
         self.modules: list[nn.Module] = []
         self._seen: set[Any] = set()
+        self._names: set[str] = set()  # that the functions read
+        self._records: list[tuple[str, Any]] = []
         self._follow(fn)
         for number, top in enumerate(modules):
             self._modules_of(str(number), top)
+        for label, value in given:
+            self._record(label, value)
+        self._look_inside()
 
     def state(self) -> tuple[Any, ...]:
         """What lies at the places now, as part of a key."""
@@ -84,8 +121,10 @@ class Scope:
 
     def _module(self, name: str, module: nn.Module) -> None:
         for attribute, value in list(module.__dict__.items()):
+            label = f"attribute {attribute} of module {name}"
             if isinstance(value, torch.Tensor):
-                self.places[f"attribute {attribute} of module {name}"] = (module.__dict__, attribute)
+                self.places[label] = (module.__dict__, attribute)
+            self._record(label, value)
         if type(module) not in self._seen:
             self._seen.add(type(module))
             for owner in type(module).__mro__:
@@ -106,11 +145,38 @@ class Scope:
         if not isinstance(fn, FunctionType) or (fn, owner) in self._seen or _is_foreign(fn.__code__.co_filename):
             return None
         self._seen.add((fn, owner))
+        self._names.update(_names(fn.__code__))
         for label, table, key in _read_by(fn):
             self._place(label, table, key)
-        for name in _names(fn.__code__) if owner is not None else ():
-            self._follow(inspect.getattr_static(owner, name, None), owner)
+        if owner is not None:
+            self._follow_members(owner, _names(fn.__code__))
         return None
+
+    def _follow_members(self, owner: type, names: Iterable[str]) -> None:
+        for name in names:
+            found = inspect.getattr_static(owner, name, None)
+            if isinstance(found, CACHE):
+                self.caches += [(_Members(c), name) for c in owner.__mro__ if vars(c).get(name) is found]
+            self._follow(found, owner)
+
+    def _record(self, label: str, value: Any) -> None:
+        """Remember an object whose attributes the functions may read."""
+        inside = None if isinstance(value, _NO_RECORD) else getattr(value, "__dict__", None)
+        if isinstance(inside, dict) and all(value is not known for _, known in self._records):
+            self._records.append((label, value))
+
+    def _look_inside(self) -> None:
+        """Attributes of objects that the functions name are places, methods that they name are followed.
+
+        These may name more attributes, and hold further objects.
+        """
+        known = None
+        while known != (known := (len(self._records), len(self._names))):
+            for label, value in list(self._records):
+                for name in [n for n in value.__dict__ if n in self._names]:
+                    self._place(f"attribute {name} of {label}", value.__dict__, name)
+                members = {n for owner in type(value).__mro__ for n in vars(owner)}
+                self._follow_members(type(value), members & self._names)
 
     def _place(self, label: str, table: Any, key: Any) -> None:
         value = table[key]
@@ -120,8 +186,9 @@ class Scope:
             return None
         if isinstance(value, FunctionType | MethodType) and _is_foreign(value.__code__.co_filename):
             return self._follow(value)
-        if callable(value) and not isinstance(value, FunctionType | MethodType | nn.Module | functools.partial):
-            return self._follow(value)
+        if isinstance(value, CACHE):
+            self.caches.append((table, key))
+        self._record(label, value)
         self.places[label] = (table, key)
         if isinstance(value, nn.Module):
             self.modules.append(value)
@@ -173,7 +240,7 @@ class ScopeWatch:
         self._places = tuple(places.values())
         self._values = [table[key] for table, key in self._places]
         self._contents = [*map(content, self._values)]
-        self._open = any(isinstance(v, list | dict) for v in self._values)
+        self._open = [n for n, v in enumerate(self._values) if isinstance(v, list | dict)]
 
     def unchanged(self) -> bool:
         """True when the values are the same, or equal plain ones, or other tensors."""
@@ -183,7 +250,7 @@ class ScopeWatch:
             now = [table[key] for table, key in self._places]
         except KeyError:  # a global that was deleted
             return False
-        if not self._open and all(a is b for a, b in zip(now, self._values, strict=True)):
+        if all(map(is_, now, self._values)) and all(content(now[n]) == self._contents[n] for n in self._open):
             return True
         if [*map(content, now)] != self._contents:
             return False

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from megafuse.capture.kept import refill, same_content
+
 TRACING = threading.RLock()  # one thread at a time traces, or runs a function on other tensors than its own
 _TABLES = ("_parameters", "_buffers")
 _ABSENT = object()
@@ -108,21 +110,12 @@ class _Watched:
                 self._put_back(name)
         for name, content in self.contents.items():
             value = self.attributes[name]
-            if not _same(value, content):
+            if not same_content(value, content):
                 yield f"{kind}.{name}"
-                value.clear()
-                value.update(content) if isinstance(value, dict) else value.extend(content)
+                refill(value, content)
 
     def _put_back(self, name: str) -> None:
         if name in self.attributes:
             self.module.__dict__[name] = self.attributes[name]
         else:
             del self.module.__dict__[name]
-
-
-def _same(value: Any, content: Any) -> bool:
-    """The same objects in the same places."""
-    if len(value) != len(content) or (isinstance(value, dict) and list(value) != list(content)):
-        return False
-    before, now = (v.values() if isinstance(v, dict) else v for v in (content, value))
-    return all(a is b for a, b in zip(before, now, strict=True))

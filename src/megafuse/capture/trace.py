@@ -15,19 +15,22 @@ from torch.utils import _pytree as pytree
 from megafuse.capture.autocast import autocast_on
 from megafuse.capture.checks import REGISTER, check_side_effects
 from megafuse.capture.composites import composite_gradients, op_without_gradient
+from megafuse.capture.devices import Elsewhere
+from megafuse.capture.kept import kept
 from megafuse.capture.leaves import FlatCall, Fn
 from megafuse.capture.modes import Constants, TraceMode, stand_in
-from megafuse.capture.origins import raised_by_user, traceback_origin
-from megafuse.capture.state import swapped_state
+from megafuse.capture.origins import node_origins, raised_by_user, traceback_origin
+from megafuse.capture.state import TRACING, swapped_state
 from megafuse.capture.strides import RealStrides
 from megafuse.capture.types import OutSpec
-from megafuse.core.errors import CaptureError, MegafuseError, users_error
+from megafuse.core.errors import CaptureError, MegafuseError, NotFusableError, users_error
 from megafuse.ir.views import is_dense
 
 _DATA_DEPENDENT = (
     "called on meta tensors", "out of meta tensor", "data-dependent", "datadependent", "unbacked",
     "_local_scalar_dense", "nonzero", "aten::masked_select", "aten::equal", "boolean value of tensor",
 )  # fmt: skip
+_NO_META_KERNEL = "no fake impl or meta kernel"
 STAGE = "while megafuse traced it for the first call of this kind (capture, on tensors without data)"
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
@@ -54,7 +57,11 @@ class Subject:
     sources: list[Source]
     device: torch.device
     constants: Constants = field(default_factory=Constants)
-    changed: list[str] = field(default_factory=list)  # attributes of modules that the last run changed
+    changed: list[str] = field(default_factory=list)  # what the last run changed besides buffers
+    elsewhere: Elsewhere = field(init=False)  # tensors that the last run made on another device
+
+    def __post_init__(self) -> None:
+        self.elsewhere = Elsewhere(self.device)
 
     def run(self, stand_ins: Sequence[torch.Tensor], constants: Sequence[torch.Tensor] | None) -> Any:
         """Call the function on stand-ins, one for each source."""
@@ -65,11 +72,16 @@ class Subject:
                 arguments[self.call.tensors[int(source.path[0])]] = tensor
         by_id = {id(s.tensor): t for s, t in zip(self.sources, stand_ins, strict=True)}
         args, kwargs = pytree.tree_unflatten(arguments, self.call.spec)
-        with swapped_state(self.call.modules, swaps) as self.changed:
+        with TRACING, kept(self.call.scope) as outside, swapped_state(self.call.modules, swaps) as inside:
             mode = TraceMode(by_id | swaps, self.constants, constants, self.device, stop="run")
+            self.elsewhere = mode.elsewhere
             with mode, autocast_on("cpu" if self.device.type == "cpu" else "cuda", self.cast_once(stand_ins)):
                 result = self.fn(*args, **kwargs)
-            return result, self.rebound(swaps)
+            rebound = self.rebound(swaps)
+            now, spec = pytree.tree_flatten((args, kwargs))
+        same = spec == self.call.spec and all(a is b for a, b in zip(now, arguments, strict=True))
+        self.changed = [*inside, *outside, *([] if same else ["a list or dict among its arguments"])]
+        return result, rebound
 
     def cast_once(self, stand_ins: Sequence[torch.Tensor]) -> set[int]:
         """Ids of the stand-ins of leaves that require gradients: autocast casts each of those once."""
@@ -133,6 +145,7 @@ def dry_run(subject: Subject) -> DryRun:
     check_side_effects(subject.changed, subject.call.modules)
     flat, spec = pytree.tree_flatten(result, is_leaf=lambda v: isinstance(v, torch.Size))  # else it becomes a tuple
     tensors = [v for v in flat if isinstance(v, torch.Tensor)]
+    subject.elsewhere.check_outputs(tensors)
     places = iter(range(len(tensors)))
     leaves = tuple(("tensor", next(places)) if isinstance(v, torch.Tensor) else _constant(v) for v in flat)
     changed = [i for i, (t, v) in enumerate(zip(stand_ins, versions, strict=True)) if t._version != v]
@@ -209,6 +222,12 @@ def explain(error: Exception, subject: Subject) -> NoReturn:
             where=line,
             hint="use torch.where or a mask instead, or keep this part outside of the fused function",
         ) from error
+    if _NO_META_KERNEL in text.lower():
+        raise NotFusableError(
+            f"an op has no kernel for tensors without data: {_first_line(text).split('. ')[0]}",
+            where=line,
+            hint="register one (torch.library.register_fake), or keep the op outside of the fused function",
+        ) from error
     if isinstance(error, RuntimeError):
         raise CaptureError(f"PyTorch refused the call: {_first_line(text)}", where=line,
                            hint=argument_kinds(subject)) from error  # fmt: skip
@@ -275,7 +294,19 @@ def trace(subject: Subject, dry: DryRun) -> Traced:
         raise CaptureError(f"{missing} has no derivative on stand-ins", hint="keep it outside of the fused function")
     if not box:
         raise CaptureError("PyTorch recorded no graph", hint="does the function compute anything with tensors?")
+    _refuse_effects(box[0].module)
     return box[0]
+
+
+def _refuse_effects(module: torch.fx.GraphModule) -> None:
+    """No op does more than give results: PyTorch threads a token through those (a check of values that may raise)."""
+    for node in module.graph.nodes:
+        if node.target is torch.ops.higher_order.with_effects:
+            raise NotFusableError(
+                f"{node.args[1]} does more than give results",
+                where=str(node_origins(module.graph)[node]),
+                hint="keep it outside of the fused function",
+            )
 
 
 def _output_args(module: torch.fx.GraphModule) -> list[Any]:

@@ -93,7 +93,7 @@ def check_job(selection: Selection, size: str, dtype: str | None) -> dict[str, A
     example = make_example(selection, size, "cpu", dtype)
     facts: dict[str, Any] = {"title": example.title, "size": size, "target": "interpret"}
     try:
-        report = check_example(example, "cpu", CheckOptions(require_finite=not selection.module))
+        report = check_example(example, "cpu", CheckOptions(require_finite=not selection.module), dots=selection.dots)
     except MegafuseError as error:
         return facts | {"ok": False, "error": str(error)}
     return facts | check_facts(report) | {"seconds": time.perf_counter() - start}

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor, nn
 
+from megafuse.bench.cases import with_dots
 from megafuse.bench.guard import guarded, release_memory
 from megafuse.bench.memory import Peak, activation_peak
 from megafuse.bench.rivals import MEGAFUSE, Rival, make_rivals
@@ -106,7 +107,8 @@ def make_case(example: Example, selection: Selection) -> Case:
     if not isinstance(module, nn.Module):
         module, args = BoundCall(module, args[1:]), args[:1]
     gradients = draw_cotangents(module, args, example.kwargs, selection.seed + GRADIENT_SEED)
-    return Case(example.title, module, args, example.kwargs, gradients, max(1, example.samples), source=example.source)
+    case = Case(example.title, module, args, example.kwargs, gradients, max(1, example.samples), source=example.source)
+    return with_dots(case, selection.dots)
 
 
 def measure(case: Case, rival: Rival, selection: Selection, *, traffic: bool = True) -> Measured:
@@ -156,7 +158,7 @@ def _small_checks(selection: Selection) -> list[dict[str, Any]]:
         example = make_example(chosen, size, "cuda", dtype)
         facts: dict[str, Any] = {"title": example.title, "size": size, "target": "cuda"}
         try:
-            facts |= check_facts(check_example(example, "cuda", CheckOptions(require_finite=True)))
+            facts |= check_facts(check_example(example, "cuda", CheckOptions(require_finite=True), dots=selection.dots))
         except MegafuseError as error:
             facts |= {"ok": False, "error": str(error)}
         found.append(facts | {"seconds": time.perf_counter() - start})

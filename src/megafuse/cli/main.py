@@ -11,18 +11,21 @@ from typing import Annotated
 
 import typer
 
+from megafuse.cli.bench import bench_list, run_bench
 from megafuse.cli.cache import cache_report, clear_cache, tuned_report
 from megafuse.cli.demo import run_demo
 from megafuse.cli.doctor import doctor_report
 from megafuse.cli.fuzz import cases, run_fuzz
 from megafuse.cli.planning import plan_selection
 from megafuse.cli.running import check_selection
+from megafuse.cli.sanitize import sanitize_selection
 from megafuse.cli.selection import Selection, takes_selection
 from megafuse.cli.show import Stage, show_stage
 from megafuse.cli.targets import pick_device
 from megafuse.cli.tuning import tune_selection
 from megafuse.core.errors import MegafuseError, stage_of, trimmed
 from megafuse.explanation import format_plan
+from megafuse.validate.sanitizer import parse_tools
 
 BAD_INPUT = 2
 FAILED = 1
@@ -50,10 +53,21 @@ def demo(
 
 @app.command()
 @takes_selection
-def explain(selection: Selection, arch: Arch = None, strict: Strict = False) -> None:
+def explain(
+    selection: Selection,
+    arch: Arch = None,
+    strict: Strict = False,
+    resources: Annotated[
+        bool, typer.Option("--resources", help="compile the kernels: registers, spills, occupancy, what limits them")
+    ] = False,
+    memory_budget: Annotated[
+        float | None, typer.Option(help="MB that a step may have allocated at a time; more is computed again")
+    ] = None,
+) -> None:
     """Say what was planned and why: kernels, boundaries, bytes and predicted time. Nothing is run."""
-    planned = plan_selection(selection, arch, strict=strict)
-    typer.echo(f"{planned.example.title}\n{format_plan(planned.info())}")
+    budget = None if memory_budget is None else int(memory_budget * 1e6)
+    planned = plan_selection(selection, arch, strict=strict, memory_budget=budget)
+    typer.echo(f"{planned.example.title}\n{format_plan(planned.info(resources=resources))}")
 
 
 @app.command()
@@ -75,8 +89,18 @@ def check(
     selection: Selection,
     strict: Strict = False,
     seeds: Annotated[int, typer.Option(help="inputs drawn")] = 5,
+    sanitize: Annotated[
+        str | None, typer.Option(help="run one step under compute-sanitizer instead: memcheck,racecheck,...")
+    ] = None,
 ) -> None:
-    """Compare the fused module with the original: outputs and all gradients, by the acceptance rule."""
+    """Compare the fused module with the original: outputs and all gradients, by the acceptance rule.
+
+    With --sanitize and no module named: dot and map/reduce kernels at ragged shapes, checked for accesses and races.
+    """
+    if sanitize is not None:
+        clean, text = sanitize_selection(selection, parse_tools(sanitize))
+        typer.echo(text)
+        raise typer.Exit(0 if clean else FAILED)
     report = check_selection(selection, strict=strict, seeds=seeds)
     typer.echo(str(report))
     raise typer.Exit(0 if report.ok else FAILED)
@@ -108,6 +132,21 @@ def tune(
 ) -> None:
     """Measure the tiles of a module's kernels on the GPU at hand, keep the best ones, and show what was found."""
     typer.echo(tune_selection(selection, seconds=seconds, again=again, export=export))
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+def bench(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="mlp, weightnorm, ...; without a name: the list")] = "--help",
+) -> None:
+    """Validate and time megafuse beside eager and torch.compile: bench mlp, bench weightnorm, ..."""
+    if name == "--help":
+        typer.echo(bench_list())
+    else:
+        raise typer.Exit(run_bench(name, context.args))
 
 
 @app.command()

@@ -12,9 +12,16 @@ from torch.utils import _pytree as pytree
 
 from megafuse.cli.selection import Selection
 from megafuse.cli.targets import META, Example, make_example
-from megafuse.compiler import Compiled, KnownTiles, compile_call, complete, find_known
+from megafuse.compiler import Compiled, KnownTiles, compile_call, complete, dot_rule, find_known
 from megafuse.core.device import DeviceSpec, device_spec
-from megafuse.explanation import EagerEstimate, PlanInfo, estimate_eager, explain_compiled
+from megafuse.explanation import (
+    EagerEstimate,
+    PlanInfo,
+    compiled_resources,
+    estimate_eager,
+    explain_compiled,
+    with_resources,
+)
 from megafuse.runtime.device import live_device_spec
 
 DEFAULT_ARCH = 90
@@ -27,9 +34,11 @@ class Planned:
     example: Example
     compiled: Compiled
 
-    def info(self) -> PlanInfo:
-        """The plan's description, with eager's estimate beside it."""
-        return explain_compiled(self.compiled, eager_of(self.example, self.compiled.device))
+    def info(self, *, resources: bool = False) -> PlanInfo:
+        """The plan's description, with eager's estimate beside it; ``resources``: of its kernels, once compiled."""
+        device = self.compiled.device
+        plan = explain_compiled(self.compiled, eager_of(self.example, device))
+        return with_resources(plan, compiled_resources(self.compiled), device) if resources else plan
 
 
 def planning_device(arch: int | None) -> DeviceSpec:
@@ -46,17 +55,20 @@ def plan_selection(
     strict: bool = False,
     size: str = "full",
     measured: bool = True,
+    memory_budget: int | None = None,
 ) -> Planned:
     """Compile what ``selection`` names, on tensors without data where the selection allows it.
 
     For the GPU at hand, with the tiles that ``fuse`` would take: from a plan file, or measured before; with the
-    heuristic's unless ``measured``.
+    heuristic's unless ``measured``. ``memory_budget`` in bytes, as ``fuse`` takes it.
     """
     example = make_example(selection, size, "meta")
     device = planning_device(arch)
     here = measured and arch is None and torch.cuda.is_available()
     known = find_known(device, "cuda") if here else KnownTiles()
-    compiled = compile_call(example.fn, example.args, example.kwargs, device, strict=strict, known=known)
+    dots = dot_rule(selection.dots, torch.backends.cuda.matmul.allow_tf32)
+    call = (example.fn, example.args, example.kwargs)
+    compiled = compile_call(*call, device, strict=strict, dots=dots, known=known, memory_budget=memory_budget)
     return Planned(example, complete(compiled, known))
 
 

@@ -15,14 +15,16 @@ from megafuse.validate import check as compare
 TARGET_ON = {"cuda": "cuda", "cpu": "interpret"}
 
 
-def fuse_example(example: Example, device: str, *, strict: bool = False) -> Any:
+def fuse_example(example: Example, device: str, *, strict: bool = False, dots: str = "library") -> Any:
     """The fused callable: generated kernels on a GPU, the generated tile programs through NumPy on the CPU."""
-    return fuse(example.fn, *example.args, target=TARGET_ON[device], strict=strict, **example.kwargs)
+    return fuse(example.fn, *example.args, target=TARGET_ON[device], strict=strict, dots=dots, **example.kwargs)
 
 
-def check_example(example: Example, device: str, options: CheckOptions, *, strict: bool = False) -> CheckReport:
+def check_example(
+    example: Example, device: str, options: CheckOptions, *, strict: bool = False, dots: str = "library"
+) -> CheckReport:
     """Outputs, input gradients and the gradient of every used parameter, by the acceptance rule."""
-    fused = fuse_example(example, device, strict=strict)
+    fused = fuse_example(example, device, strict=strict, dots=dots)
     return compare(example.fn, *example.args, fused=fused, options=options, **example.kwargs)
 
 
@@ -41,7 +43,7 @@ def check_selection(
     device = pick_device(selection)
     example = make_example(selection, size or ("full" if device == "cuda" else "small"), device, dtype)
     options = CheckOptions(seeds=seeds, require_finite=not selection.module)
-    return check_example(example, device, options, strict=strict)
+    return check_example(example, device, options, strict=strict, dots=selection.dots)
 
 
 def limit_threads() -> None:

@@ -29,6 +29,7 @@ _OPTIONS: dict[str, Any] = {
     "dtype": Annotated[str | None, typer.Option(help="bfloat16, float16 or float32")],
     "seed": Annotated[int, typer.Option(help="seed of parameters and inputs")],
     "device": Annotated[str, typer.Option(help="auto, cpu or cuda")],
+    "dots": Annotated[str, typer.Option(help="library, or auto: generated products where predicted to be faster")],
 }
 
 
@@ -48,6 +49,7 @@ class Selection:
     dtype: str | None = None
     seed: int = 1234
     device: str = "auto"
+    dots: str = "library"
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -16,7 +16,8 @@ from megafuse.runtime.plan_store import Entry, write_plan
 from megafuse.runtime.timer import require_cuda
 from megafuse.tune import StepResult, entries_of, tune_step
 
-HEADINGS = ("kernel", "heuristic", "best", "gain", "tile", "registers", "spills", "occupancy", "of copy", "limit")
+HEADINGS = ("kernel", "heuristic", "best", "gain", "tile", "registers", "spills", "shared", "occupancy",
+            "of copy", "limit")  # fmt: skip
 LEFT = ("kernel", "tile", "limit")
 
 
@@ -64,6 +65,7 @@ def _row(entry: Entry) -> tuple[str, ...]:
         tile_text(entry),
         str(facts.get("registers", "-")),
         str(facts.get("spills", "-")),
+        str(facts.get("shared", "-")),
         _percent(facts.get("occupancy")),
         _percent(facts.get("copy_share")),
         str(facts.get("limit", "-")),

@@ -7,6 +7,9 @@ same time read the same rows and columns of the operands from cache.
 The *epilogue* is an ordinary phase: its fixed axes make up P, its loop axes M (``row_tile`` rows are a tile) and its
 columns N (``pieces[0]`` columns at a time; the tile has ``parts`` such pieces, each of which is finished before the
 next, so that few registers are needed). Its statements find the product under the name ``acc``, in fp32, not rounded.
+
+With ``splits`` above 1 K is cut into that many parts, which are problems of their own: the slowest of the fixed axes is
+the part, and the epilogue stores sums over one part each.
 """
 
 from __future__ import annotations
@@ -55,6 +58,7 @@ class DotProgram:
     group: int = 8
     tf32: bool = False
     descriptors: bool = False
+    splits: int = 1
 
     def __post_init__(self) -> None:
         phase = self.epilogue
@@ -65,6 +69,8 @@ class DotProgram:
             raise VerifyError(f"{self.name}: tile {sizes} is not of powers of two from 16 on")
         if len({self.operand_dtype, self.param(self.b.buffer).dtype}) != 1:
             raise VerifyError(f"{self.name}: the operands of a dot differ in type")
+        if self.problems % self.splits or (self.splits - 1) * self.span >= self.inner:
+            raise VerifyError(f"{self.name}: {self.splits} parts of K={self.inner} are not parts of its problems")
 
     def param(self, buffer: str) -> Param:
         """The parameter of that name."""
@@ -77,8 +83,18 @@ class DotProgram:
 
     @property
     def problems(self) -> int:
-        """P."""
+        """P, times the parts of K."""
         return math.prod(axis.size for axis in self.epilogue.fixed)
+
+    @property
+    def matrices(self) -> int:
+        """P."""
+        return self.problems // self.splits
+
+    @property
+    def span(self) -> int:
+        """Length of a part of K, in whole blocks; the last one may reach past the end."""
+        return ceil_div(ceil_div(self.inner, self.splits), self.block_k) * self.block_k
 
     @property
     def block_m(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -25,9 +26,9 @@ from megafuse.codegen.program import (
     TileProgram,
 )
 from megafuse.core.dtypes import DType
-from megafuse.core.sizes import huge
+from megafuse.core.sizes import huge, typical
 from megafuse.ir.graph import Node
-from megafuse.ir.index import axis_index, combine
+from megafuse.ir.index import Affine, axis_index, combine
 from megafuse.ir.nest import Root
 from megafuse.ir.trace import Inst
 from megafuse.ir.types import Reduce
@@ -43,10 +44,10 @@ def lower_kernel(
 
     ``buffers`` by name give layouts; ``names`` gives the buffer of each node that the kernel loads.
     """
-    params = tuple(_param(buffers[b], b in kernel.writes) for b in kernel.args)
+    params = tuple(param_of(buffers[b], b in kernel.writes) for b in kernel.args)
     if kernel.dot is not None:
         return _lower_dot(kernel, kernel.dot, params, buffers, names)
-    phases = tuple(_PhaseLowering(p, buffers, names).run(f"phase {n}") for n, p in enumerate(kernel.phases))
+    phases = tuple(PhaseLowering(p, buffers, names).run(f"phase {n}") for n, p in enumerate(kernel.phases))
     return TileProgram(kernel.name, kernel.doc, params, phases, kernel.num_warps, kernel.num_stages)
 
 
@@ -58,13 +59,13 @@ def _lower_dot(
     names: Mapping[Node, str],
 ) -> DotProgram:
     """A product with its epilogue: where a nest would load the product, the tile of sums is rounded instead."""
-    lowering = _PhaseLowering(kernel.phases[0], buffers, names, dot)
+    lowering = PhaseLowering(kernel.phases[0], buffers, names, dot)
     return DotProgram(
         name=kernel.name,
         doc=kernel.doc,
         params=params,
-        a=_matrices(dot.a),
-        b=_matrices(dot.b),
+        a=matrices_of(dot.a),
+        b=matrices_of(dot.b),
         inner=dot.a.shape[2],
         block_k=dot.tile.depth,
         parts=dot.tile.parts,
@@ -75,21 +76,26 @@ def _lower_dot(
         group=dot.tile.group,
         tf32=dot.tf32,
         descriptors=dot.descriptors,
+        splits=dot.splits,
     )
 
 
-def _matrices(view: View) -> Matrices:
+def matrices_of(view: View) -> Matrices:
+    """A view of problems, rows and columns as an operand."""
     problem, row, col = view.strides
     return Matrices(view.buffer, (problem, row, col), view.offset)
 
 
-def _param(buffer: Buffer, written: bool) -> Param:
+def param_of(buffer: Buffer, written: bool) -> Param:
+    """The kernel argument that is a buffer."""
     span = 1 + sum((n - 1) * abs(s) for n, s in zip(buffer.shape, buffer.strides, strict=True))
     return Param(buffer.name, buffer.dtype, buffer.shape, buffer.strides, written, huge(span))
 
 
 @dataclass
-class _PhaseLowering:
+class PhaseLowering:
+    """The lowering of one phase."""
+
     phase: PhaseSchedule
     buffers: Mapping[str, Buffer]
     names: Mapping[Node, str]
@@ -107,12 +113,10 @@ class _PhaseLowering:
         used = {a for i in self.trace.insts for a in i.args if not (i.kind == "cast" and i.dtype is DType.F32)}
         self.kept = stored | used  # 16-bit values that are more than a rounding on the way
         self.taken = dict.fromkeys((*self.buffers, PRODUCT, BIASED, "bias", "wide_bias"), 1)
-        counts: dict[Node, int] = {}
-        for load in self.trace.loads():
-            counts[load.node] = counts.get(load.node, 0) + 1
-        self.reread = {n for n, c in counts.items() if c > 1}
+        self.reread = self._reread()
 
     def run(self, title: str) -> Phase:
+        """The phase, ready to print."""
         tile = self.phase.tile
         passes = self._looped_passes() if tile.col_block else (self._one_pass(),)
         return Phase(
@@ -195,10 +199,11 @@ class _PhaseLowering:
             buffer = self.buffers[self.names[inst.node]]
             dst = self._name(inst, buffer.name)
             offset = combine(inst.index, buffer.strides)
-            reread = inst.node in self.reread
+            reread = inst in self.reread
             # What tests other axes than the address has cannot lead it outside: who selects the value tests them too.
             guards = tuple(g for g in inst.guards if not {a for a, _ in g.index.terms}.isdisjoint(inst.axes))
-            return Load(dst, buffer.name, offset, level, buffer.dtype, guards, 0.0, reread)
+            passing = not reread and self._passes(inst.axes)
+            return Load(dst, buffer.name, offset, level, buffer.dtype, guards, 0.0, reread, passing)
         if inst.kind == "iota":
             return Index(self._name(inst, "index"), inst.index[0], level, inst.dtype)
         if inst.kind == "inside":
@@ -259,7 +264,36 @@ class _PhaseLowering:
                 target.index,
                 target.dtype,
             )
-        return Store(target.buffer, target.index, self.operand(inst), self.level(inst))
+        passing = self._passes(target.index.axes)
+        return Store(target.buffer, target.index, self.operand(inst), self.level(inst), target.guards, passing=passing)
+
+    def _reread(self) -> set[Inst]:
+        """Loads of values of which other loads of the walk touch the same elements."""
+        found: set[Inst] = set()
+        loads = self.trace.loads()
+        for number, first in enumerate(loads):
+            for second in loads[:number]:
+                if first.node is second.node and not self._disjoint(first.index, second.index):
+                    found |= {first, second}
+        return found
+
+    def _disjoint(self, first: tuple[Affine, ...], second: tuple[Affine, ...]) -> bool:
+        """True for two windows that lie side by side along some dimension (the halves of a tensor)."""
+        sizes = self.trace.nest.space.sizes
+        for a, b in zip(first, second, strict=True):
+            extent = sum(abs(step) * (typical(sizes[name]) - 1) for name, step in a.terms)
+            if a.terms == b.terms and abs(a.const - b.const) > extent:
+                return True
+        return False
+
+    def _passes(self, axes: frozenset[str]) -> bool:
+        """True for values as large as a walk that needs the cache for others, which it reads more than once."""
+        return self._large(axes) and any(self._large(load.axes) for load in self.reread)
+
+    def _large(self, axes: frozenset[str]) -> bool:
+        space = self.trace.nest.space
+        covered = math.prod(typical(space.sizes[a]) for a in axes)
+        return bool(2 * covered >= typical(space.num_rows * space.num_cols))
 
     # --- columns walked in blocks -----------------------------------------------------------------------------------
 

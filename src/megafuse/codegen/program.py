@@ -57,6 +57,7 @@ class Load:
     guards: tuple[Guard, ...] = ()
     other: float = 0.0
     reread: bool = False  # the same element is read again later (keep it in cache)
+    passing: bool = False  # it is not, while others are (do not displace them)
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,7 @@ class Store:
     src: Operand
     level: Level
     guards: tuple[Guard, ...] = ()
+    passing: bool = False  # the cache is needed for what is read again
 
 
 Statement = Load | Index | Inside | Compute | Convert | RowReduce | ColReduce | Store

@@ -2,7 +2,7 @@
 
 from megafuse.compiler.bound import Bound
 from megafuse.compiler.driver import Compiled, compile_call, compile_captured, reschedule
-from megafuse.compiler.engine import Engine, NotFusedWarning, Options, resolve_target
+from megafuse.compiler.engine import Engine, NotFusedWarning, Options, dot_rule, resolve_target
 from megafuse.compiler.plans import KnownTiles, complete, find_known
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "compile_call",
     "compile_captured",
     "complete",
+    "dot_rule",
     "find_known",
     "reschedule",
     "resolve_target",

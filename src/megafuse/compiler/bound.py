@@ -14,6 +14,7 @@ from megafuse.codegen.artifact import Artifact
 from megafuse.compiler.driver import Compiled
 from megafuse.core.sizes import settle
 from megafuse.runtime.autograd import StepSpec
+from megafuse.runtime.graphs import Budget, graphed
 from megafuse.runtime.step import LoadedStep
 from megafuse.runtime.tensors import TORCH_DTYPES
 
@@ -34,6 +35,7 @@ class Bound:
     """One binding: the compiled values and the step that serves calls of this shape (None: the original runs).
 
     ``sizes`` are the values of open sizes. The step takes the call's first ``given`` tensors, then ``own`` ones.
+    ``interpreted`` names the text of which the kernels run on the CPU, where they do.
     """
 
     compiled: Compiled | None
@@ -43,6 +45,7 @@ class Bound:
     sizes: Mapping[str, int] = field(default_factory=dict)
     given: int = 0
     own: tuple[Tensor, ...] = ()
+    interpreted: str = ""
 
     def inputs(self, tensors: list[Tensor]) -> list[Tensor]:
         """The tensors that the step takes, from those of the call."""
@@ -51,11 +54,12 @@ class Bound:
 
 @dataclass(frozen=True)
 class Place:
-    """Where steps run: target, device, and whether fresh memory is filled with NaN."""
+    """Where steps run: target, device, whether fresh memory is filled with NaN, and how many more get CUDA graphs."""
 
     target: str
     device: torch.device
     poison: bool | None
+    budget: Budget | None = None
 
 
 def bind(program: Program, sizes: Mapping[str, int], place: Place, original: Original) -> Bound:
@@ -70,12 +74,11 @@ def bind(program: Program, sizes: Mapping[str, int], place: Place, original: Ori
 
     fixed = any(leaf.kind == "const" and leaf.requires_grad for leaf in captured.leaves)  # beyond the original's reach
     given = sum(leaf.kind != "const" for leaf in captured.leaves)
+    step = LoadedStep(program.artifact, place.target, place.device, opaque=opaque, poison=place.poison, sizes=sizes)
     return Bound(
         program.compiled,
         StepSpec(
-            step=LoadedStep(
-                program.artifact, place.target, place.device, opaque=opaque, poison=place.poison, sizes=sizes
-            ),
+            step=step if place.budget is None else graphed(step, place.budget),
             num_inputs=len(captured.leaves),
             differentiable=captured.out_requires_grad,
             tangent_of=captured.tangent_of,
@@ -88,6 +91,7 @@ def bind(program: Program, sizes: Mapping[str, int], place: Place, original: Ori
         sizes=sizes,
         given=given,
         own=(*captured.constants, *(_tensor(s, sizes, place.device) for s in program.scalars)),
+        interpreted=next((k.backend for k in program.artifact.kernels if place.target == "interpret"), ""),
     )
 
 

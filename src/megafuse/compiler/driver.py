@@ -16,12 +16,14 @@ from typing import Any
 from megafuse.capture.api import capture
 from megafuse.capture.types import Captured
 from megafuse.codegen.artifact import Artifact, KernelSource
+from megafuse.codegen.chain_lower import lower_schedule
+from megafuse.codegen.chain_program import ChainProgram
 from megafuse.codegen.dot_program import DotProgram
 from megafuse.codegen.host import print_host
-from megafuse.codegen.lower import lower_kernel
 from megafuse.codegen.numpy import print_kernel as print_numpy
 from megafuse.codegen.program import TileProgram
 from megafuse.codegen.triton import print_kernel as print_triton
+from megafuse.compiler.budget import Planned, within_budget
 from megafuse.core.device import DeviceSpec
 from megafuse.core.errors import InputError, MegafuseError, VerifyError
 from megafuse.core.sizes import OpenSize
@@ -36,6 +38,7 @@ from megafuse.ir.rules_concat import CONCAT_RULES
 from megafuse.ir.rules_long import LONG_RULES
 from megafuse.ir.verify import verify
 from megafuse.schedule.choice import Known, nothing_known
+from megafuse.schedule.memory import MemoryUse, memory_use
 from megafuse.schedule.step import build_step, wanted_strides
 from megafuse.schedule.types import Step
 from megafuse.select.choose import Selection, select
@@ -55,11 +58,16 @@ class Compiled:
     graph: Graph
     cover: Cover
     step: Step
-    programs: tuple[TileProgram | DotProgram, ...]
+    programs: tuple[TileProgram | DotProgram | ChainProgram, ...]
     device: DeviceSpec
     selection: Selection
     seconds: dict[str, float] = field(default_factory=dict, compare=False)
     measured: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def memory(self) -> MemoryUse:
+        """The memory that a step takes, predicted."""
+        return memory_use(self.step)
 
     def artifact(self, backend: str, *, interpreted: bool = False) -> Artifact:
         """Kernel and launch text for ``backend`` ("triton" or "numpy"); ``interpreted``: for Triton's interpreter.
@@ -83,7 +91,7 @@ class _Clock:
         """Run one stage and note how long it took."""
         start = time.perf_counter()
         out = fn(*args, **kwargs)
-        self.seconds[stage] = time.perf_counter() - start
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
         return out
 
     def run(self, stage: str, fn: Callable[..., Any], *args: Any) -> Any:
@@ -132,8 +140,9 @@ def compile_call(
     strict: bool = False,
     dots: DotRule = LIBRARY,
     known: Known = nothing_known,
+    memory_budget: int | None = None,
 ) -> Compiled:
-    """Run all stages up to tile programs for one example call.
+    """Run all stages up to tile programs for one example call. The options are those of ``compile_captured``.
 
     Raises:
         CaptureError, InputError, UnsupportedError: see :func:`megafuse.capture.api.capture`.
@@ -141,7 +150,7 @@ def compile_call(
     """
     clock = _Clock()
     captured: Captured = clock.time("capture", capture, fn, args, kwargs, strict=strict)
-    return compile_captured(captured, device, clock, known, dots)
+    return compile_captured(captured, device, clock, known, dots, memory_budget)
 
 
 def compile_captured(
@@ -150,8 +159,13 @@ def compile_captured(
     clock: _Clock | None = None,
     known: Known = nothing_known,
     dots: DotRule = LIBRARY,
+    memory_budget: int | None = None,
 ) -> Compiled:
-    """Run the stages behind capture. ``known(key)``: tiles to take for a kernel in place of the heuristic's."""
+    """Run the stages behind capture.
+
+    ``known(key)``: tiles to take for a kernel in place of the heuristic's. ``memory_budget``: bytes that a step may
+    have allocated at a time; saved values are computed again in backward where this is needed to keep within it.
+    """
     clock = clock or _Clock()
     verify(captured.graph)
     graph: Graph = clock.run("rewrite", rewrite, captured.graph, (*SIMPLIFY, *CONCAT_RULES), "simplify")
@@ -159,12 +173,19 @@ def compile_captured(
     verify(graph)
     graph = with_copies(graph, captured.out_alias, captured.out_shared)
     wanted = wanted_strides(graph, captured.out_strides)
-    options: tuple[CoverOption, ...] = clock.run("fusion", cover_options, graph, wanted, device, dots)
-    selection = select([o.name for o in options], {o.name: o.seconds for o in options})
-    cover = next(o for o in options if o.name == selection.chosen).cover()
-    step: Step = clock.run("schedule", build_step, cover, device, known)
-    programs = clock.run("codegen", _lower, step)
-    return Compiled(captured, graph, cover, step, programs, device, selection, clock.seconds)
+
+    def plan(graph: Graph) -> Planned:
+        options: tuple[CoverOption, ...] = clock.run("fusion", cover_options, graph, wanted, device, dots)
+        selection = select([o.name for o in options], {o.name: o.seconds for o in options})
+        cover = next(o for o in options if o.name == selection.chosen).cover()
+        return Planned(graph, selection, cover, clock.run("schedule", build_step, cover, device, known))
+
+    planned = plan(graph)
+    if memory_budget is not None:
+        planned = within_budget(planned, memory_budget, plan, device)
+    programs = clock.run("codegen", _lower, planned.step)
+    chosen = (planned.graph, planned.cover, planned.step, programs)
+    return Compiled(captured, *chosen, device, planned.selection, clock.seconds)
 
 
 def reschedule(compiled: Compiled, known: Known) -> Compiled:
@@ -174,6 +195,6 @@ def reschedule(compiled: Compiled, known: Known) -> Compiled:
     return replace(compiled, step=step, programs=clock.run("codegen", _lower, step), measured={})
 
 
-def _lower(step: Step) -> tuple[TileProgram | DotProgram, ...]:
+def _lower(step: Step) -> tuple[TileProgram | DotProgram | ChainProgram, ...]:
     buffers = {b.name: b for b in step.buffers}
-    return tuple(lower_kernel(k, buffers, step.names) for k in step.kernels)
+    return tuple(lower_schedule(k, buffers, step.names) for k in step.kernels)

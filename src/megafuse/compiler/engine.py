@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from megafuse.capture.api import capture
+from megafuse.capture.checks import check_tensors
 from megafuse.capture.leaves import FlatCall, LeafGetter, flatten_call, without_tensors
 from megafuse.capture.modes import Substituted
 from megafuse.capture.open_call import Layout
@@ -29,10 +29,12 @@ from megafuse.compiler.situation import reason_for_original
 from megafuse.compiler.watch import ModuleWatch
 from megafuse.core.device import DeviceSpec, device_spec
 from megafuse.core.errors import InputError, LaunchError, NotFusableError, TargetError, UnsupportedError
+from megafuse.core.warn import warn_user
 from megafuse.fusion.epilogue import DotRule
 from megafuse.runtime.autograd import apply, share_memory
 from megafuse.runtime.binding import Binder, BindingKey
 from megafuse.runtime.device import live_device_spec
+from megafuse.runtime.graphs import Budget
 
 DEFAULT_ARCH = 90
 MOST_UNFIT = 4  # structures in a row that could not be captured: then the original serves all calls
@@ -51,7 +53,10 @@ class Options:
     ``max_specializations``: how many programs may be made for calls that differ in their sizes alone and share none.
     ``dots``: "library" (matrix products are library calls) or "auto" (generated ones, which take in what follows, where
     these are predicted to win).
+    ``chains``: several products of the same rows run in one kernel, with what is between them, where that wins.
+    ``memory_budget``: bytes that a step may have allocated at a time; saved values are computed again to keep to it.
     ``tune``: measure tiles that are not known; None: take those that are; False: the heuristic's. ``plan``: a file.
+    ``cuda_graph``: steps are replayed as CUDA graphs where they can be recorded.
     """
 
     target: str = "auto"
@@ -60,8 +65,11 @@ class Options:
     poison: bool | None = None
     max_specializations: int = 8
     dots: str = "library"
+    chains: bool = True
+    memory_budget: int | None = None
     tune: bool | None = None
     plan: str | None = None
+    cuda_graph: bool = False
 
     def __post_init__(self) -> None:
         if self.plan is not None and self.tune:
@@ -70,10 +78,22 @@ class Options:
             )
         if self.target not in TARGETS:
             raise InputError(f"unknown target {self.target!r}", hint=f"use one of {', '.join(TARGETS)}")
-        if self.dots not in DOTS:
-            raise InputError(f"unknown way to run dots: {self.dots!r}", hint=f"use one of {', '.join(DOTS)}")
+        dot_rule(self.dots)
+        if self.memory_budget is not None and self.memory_budget < 0:
+            raise InputError(f"memory_budget={self.memory_budget}", hint="give bytes, 0 or more")
         if self.max_specializations < 1:
             raise InputError(f"max_specializations={self.max_specializations}", hint="give 1 or more")
+
+
+def dot_rule(dots: str, tf32: bool = False, chains: bool = True) -> DotRule:
+    """How dots are run, from the options; ``tf32``: fp32 products may round their operands.
+
+    Raises:
+        InputError: no such way.
+    """
+    if dots not in DOTS:
+        raise InputError(f"unknown way to run dots: {dots!r}", hint=f"use one of {', '.join(DOTS)}")
+    return DotRule(dots == "auto", tf32, chains)
 
 
 class Engine:
@@ -85,6 +105,7 @@ class Engine:
     def __init__(self, original: Callable[..., Any], options: Options, tuner: Tuner | None = None) -> None:
         self.original, self.options, self.tuner = original, options, tuner
         self.generations = 0
+        self.budget = Budget() if options.cuda_graph else None
         self._structures: dict[Any, _Structure] = {}
         self._recent: _Structure | None = None
         self._lock = threading.RLock()
@@ -95,7 +116,7 @@ class Engine:
         reason = reason_for_original()
         if reason is not None:
             if reason:
-                warnings.warn(reason, NotFusedWarning, stacklevel=3)
+                warn_user(reason, NotFusedWarning)
             return self.original(*args, **kwargs)
         if len(self.unfit) >= MOST_UNFIT:
             return self.original(*args, **kwargs)
@@ -124,7 +145,7 @@ class Engine:
     def note_unfit(self, reason: str) -> None:
         """Remember why calls could not be captured, and say so once."""
         if reason not in self.unfit:
-            warnings.warn(reason, NotFusedWarning, stacklevel=8)
+            warn_user(reason, NotFusedWarning)
         self.unfit.append(reason)
 
     @property
@@ -151,7 +172,8 @@ class _Structure:
 
     def still_fits(self) -> bool:
         """No module changed its mode, attributes, submodules or hooks, and no closure or global changed, since then."""
-        return self.watch.unchanged() and self.scope.unchanged()
+        same = self.watch.unchanged() and self.scope.unchanged()
+        return same and torch.get_default_dtype() is self.key[-1]
 
     def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
         return self._find(args, kwargs)[0]
@@ -169,6 +191,7 @@ class _Structure:
         except LaunchError as error:
             if any(t is None for t in tensors):  # a parameter that was a tensor at capture
                 raise InputError("a parameter or buffer is None now", hint="fuse again") from error
+            check_tensors([*zip(self.labels, tensors, strict=True)])  # names the one that does not fit
             raise
         finally:
             self._pending.call = None
@@ -192,7 +215,7 @@ class _Structure:
     def _original_for(self, error: NotFusableError) -> Bound:
         if self.engine.options.strict:
             raise error
-        reason = f"{error.what}; the original ops run"
+        reason = f"{error.what}{f' at {error.where}' if error.where else ''}; the original ops run"
         self.engine.note_unfit(reason)
         return Bound(None, None, reason)
 
@@ -269,18 +292,19 @@ def _bind(
     target = resolve_target(options.target, key.device)
     if target == "original":
         reason = "the tensors are on the CPU; the original ops run (target='interpret' executes the generated code)"
-        warnings.warn(reason, NotFusedWarning, stacklevel=6)
+        warn_user(reason, NotFusedWarning)
         return Bound(None, None, reason)
     if any(0 in t.shape for t in tensors):
         return Bound(None, None, "a tensor of the call is empty; the original ops run")
     spec = live_device_spec(key.device) if target == "cuda" else device_spec(DEFAULT_ARCH)
     backend = options.backend or ("triton" if target == "cuda" else "numpy")
-    place = Place(target, key.device, options.poison)
+    place = Place(target, key.device, options.poison, structure.engine.budget)
 
     def make(captured: Captured, scalars: Sequence[Scalar] = ()) -> Program:
         getter.check_same_places(captured.leaves)
         known = find_known(spec, target, tune=options.tune, plan=options.plan)
-        compiled = compile_captured(captured, spec, known=known, dots=DotRule(options.dots == "auto", key.flags.tf32))
+        rule = dot_rule(options.dots, key.flags.tf32, options.chains)
+        compiled = compile_captured(captured, spec, known=known, dots=rule, memory_budget=options.memory_budget)
         compiled = complete(compiled, known, structure.engine.tuner, key.device)
         program = Program(compiled, compiled.artifact(backend, interpreted=target == "interpret"), scalars)
         structure.engine.generations += 1
@@ -294,15 +318,27 @@ def _bind(
         if options.strict:
             raise UnsupportedError(over)
         if not structure.over_limit:  # once: each size would say it in other words
-            warnings.warn(over, NotFusedWarning, stacklevel=6)
+            warn_user(over, NotFusedWarning)
         structure.over_limit = True
         return Bound(None, None, over)
     captured = structure.take_captured(args, kwargs)
     if any(0 in n.shape for n in captured.graph.nodes):
-        return Bound(None, None, "a value of the call is empty; the original ops run")
+        return _without_kernels(options, "a value computed in the call is empty; the original ops run")
     bound = bind(make(captured), {}, place, structure.run_original)
     structure.sharing.specialise(key)
     return bound
+
+
+def _without_kernels(options: Options, reason: str) -> Bound:
+    """The original serves the call, and says why.
+
+    Raises:
+        UnsupportedError: ``strict``.
+    """
+    if options.strict:
+        raise UnsupportedError(reason)
+    warn_user(reason, NotFusedWarning)
+    return Bound(None, None, reason)
 
 
 def resolve_target(target: str, device: torch.device) -> str:

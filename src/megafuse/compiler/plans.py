@@ -68,7 +68,7 @@ class KnownTiles:
 
     def missing(self, compiled: Compiled) -> list[str]:
         """Names of the kernels that have no entry."""
-        return [k.name for k in compiled.step.kernels if k.dot is None and k.key not in self.found]
+        return [k.name for k in compiled.step.kernels if k.key and k.key not in self.found]
 
 
 def find_known(device: DeviceSpec, target: str, *, tune: bool | None = None, plan: str | None = None) -> KnownTiles:

@@ -37,6 +37,14 @@ LARGE_PASSES = 2  # launches in whose time the largest value of a small step cou
 TYPICAL_SMALL, TYPICAL_LARGE = 1 / 16, 4  # largest values of typical steps, in terms of the largest small one
 
 
+class CallFails(Differs):
+    """The callable does not run, or cannot be captured, at the sizes ``point``."""
+
+    def __init__(self, what: str, point: Mapping[str, int]) -> None:
+        super().__init__(what)
+        self.point = dict(point)
+
+
 @dataclass
 class Family:
     """All calls of one form, captured with open sizes. ``programs`` by class: (large, wide).
@@ -151,7 +159,7 @@ class Sharing:
                 try:
                     family = _family(call, call.values(seen.layouts), call.values(layouts), capture)
                 except Differs as error:
-                    self.reasons.append((form, str(error)))
+                    self._note(form, error, call.values(layouts))
                     continue
                 self.families.append((form, family))
                 sizes = family.sizes_of(layouts)
@@ -173,11 +181,17 @@ class Sharing:
             family.reach(sizes, capture)
             return family.program(sizes, device, compile_), sizes
         except Differs as error:
-            self.reasons.append((form, str(error)))
+            self._note(form, error, sizes)
         except OpenSize as question:
             self.families.remove((form, family))
             self.reasons.append((form, f"its plan depends on the size ({question})"))
         return None
+
+    def _note(self, form: Form, error: Differs, sizes: Mapping[str, int] | None) -> None:
+        """Remember why calls do not share, unless it is that this very call fails: that is the user's error."""
+        if isinstance(error, CallFails) and error.point == sizes and error.__cause__ is not None:
+            raise error.__cause__
+        self.reasons.append((form, str(error)))
 
     def specialise(self, key: BindingKey) -> None:
         """Note that a call gets a program of its own."""
@@ -241,14 +255,14 @@ def _family(call: OpenCall, first: Any, second: Any, capture: Capture) -> Family
     low, high = _box(call, first, second)
     points = corners(low, high)
     captures = [_capture_at(call, point, capture) for point in points]
-    reason = ""
+    reasons: list[Differs] = []
     for factor, plus in ((2, 3), (1, 1)):
         point = {name: factor * high[name] + plus + 2 * i for i, name in enumerate(high)}
         try:
             return Family(call, [*captures, _capture_at(call, point, capture)], [*points, point])
         except Differs as error:
-            reason = reason or str(error)
-    raise Differs(reason)
+            reasons.append(error)
+    raise min(reasons, key=lambda error: isinstance(error, CallFails))  # a size of our making may be none of the user's
 
 
 def _box(call: OpenCall, first: Mapping[str, int], second: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
@@ -274,4 +288,5 @@ def _capture_at(call: OpenCall, point: Mapping[str, int], capture: Capture) -> C
             return capture(call.at(dict(point)))
     except Exception as error:
         line = str(error).strip().splitlines()
-        raise Differs(f"it cannot be captured at {at}: {line[0] if line else type(error).__name__}") from error
+        what = f"it cannot be captured at {at}: {line[0] if line else type(error).__name__}"
+        raise CallFails(what, point) from error

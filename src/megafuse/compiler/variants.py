@@ -74,9 +74,9 @@ class Subject:
 
 
 def subjects(step: Step) -> list[Subject]:
-    """The kernels of a step, each once, in order; tiles of products are not tuned."""
+    """The kernels of a step, each once, in order; tiles of products and of chains are not tuned."""
     found: dict[str, Subject] = {}
-    for kernel in (k for k in step.kernels if k.dot is None):
+    for kernel in (k for k in step.kernels if k.key):
         rules = tuple(p.rules for p in kernel.phases if p.rules is not None)
         found.setdefault(
             kernel.key,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain
+from itertools import repeat
 from operator import is_
 from typing import Any
 
@@ -14,6 +14,7 @@ from megafuse.capture.state import real_table
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _MODULE_PARTS = frozenset(nn.Module().__dict__)
+_NEVER_REPLACED = _MODULE_PARTS - {"training", "_parameters", "_buffers", "_modules", *_HOOKS}  # by code of users
 
 
 class ModuleWatch:
@@ -30,13 +31,20 @@ class ModuleWatch:
 
     def _look(self) -> None:
         own = [m.__dict__ for m in self._modules]
-        self._tables: list[dict[str, Any]] = [*own, *(m._modules for m in self._modules)]
-        self._hooks = [getattr(m, name) for m in self._modules for name in _HOOKS]
-        self._values = [v for table in self._tables for v in table.values()]
-        self._listening = sum(map(len, self._hooks))
-        self._tensors = [real_table(t) for m in self._modules for t in (m._parameters, m._buffers)]
-        self._count = sum(map(len, self._tensors))
-        self._missing = [(table, name) for table in self._tensors for name, t in table.items() if t is None]
+        submodules = [m._modules for m in self._modules]
+        tensors = [real_table(t) for m in self._modules for t in (m._parameters, m._buffers)]
+        hooks = [getattr(m, name) for m in self._modules for name in _HOOKS]
+        kept = [(t, k) for t in own for k in t if k not in _NEVER_REPLACED] + [(t, k) for t in submodules for k in t]
+        kept += [(t, k) for t in tensors for k, v in t.items() if v is None]
+        self._tables, self._keys = [t for t, _ in kept], [k for _, k in kept]
+        self._values = [t[k] for t, k in kept]
+        self._sized: list[Any] = [
+            *hooks,
+            *own,
+            *submodules,
+            *tensors,
+        ]  # a tensor that is gone is missed when it is read
+        self._sizes = [*map(len, self._sized)]
         self._open = any(
             isinstance(v, list | dict) for table in own for k, v in table.items() if k not in _MODULE_PARTS
         )
@@ -45,11 +53,8 @@ class ModuleWatch:
         """True when every module's state is what it was."""
         if (
             not self._open
-            and sum(map(len, self._hooks)) == self._listening
-            and sum(map(len, self._tables)) == len(self._values)
-            and sum(map(len, self._tensors)) == self._count  # one that is gone is missed when its tensor is read
-            and all(table.get(name, self) is None for table, name in self._missing)
-            and all(map(is_, chain.from_iterable(map(dict.values, self._tables)), self._values))
+            and [*map(len, self._sized)] == self._sizes
+            and all(map(is_, map(dict.get, self._tables, self._keys, repeat(self)), self._values))
         ):
             return True
         if [module_state(m) for m in self._modules] != self._states:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from megafuse.api import make_engine
 from megafuse.capture.recorded import RecordedFunction
 from megafuse.compiler import NotFusedWarning, Options, resolve_target
 from megafuse.core.errors import CaptureError, InputError, UnsupportedError
+from megafuse.core.warn import warn_user
 from megafuse.dynamo.options import parse_options
 from megafuse.dynamo.region import Region, cut
 
@@ -46,13 +46,13 @@ def backend(
     """
     parsed = parse_options(options, mode)
     if parsed.target == "auto" and resolve_target("auto", _device(example_inputs)) == "original":
-        warnings.warn(ON_CPU, NotFusedWarning, stacklevel=1)
+        warn_user(ON_CPU, NotFusedWarning)
         return gm.forward
     region = cut(gm)
     if isinstance(region, str):
         if parsed.strict:
             raise UnsupportedError(f"a graph cannot be fused: {region}", hint="leave out strict to run it as it is")
-        warnings.warn(_not_fused(region), NotFusedWarning, stacklevel=1)
+        warn_user(_not_fused(region), NotFusedWarning)
         return gm.forward
     return CompiledGraph(gm, region, parsed) if region.computes else gm.forward
 
@@ -103,4 +103,4 @@ class CompiledGraph:
 
     def _give_up(self, reason: str) -> None:
         self.unfused = reason
-        warnings.warn(_not_fused(reason), NotFusedWarning, stacklevel=1)
+        warn_user(_not_fused(reason), NotFusedWarning)

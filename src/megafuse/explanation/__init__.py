@@ -10,8 +10,10 @@ from megafuse.explanation.records import (
     LibraryInfo,
     PhaseInfo,
     PlanInfo,
+    Resources,
     TensorInfo,
 )
+from megafuse.explanation.resources import compiled_resources, with_resources
 from megafuse.explanation.schedule_text import format_schedule
 from megafuse.explanation.text import format_plan, format_summary
 
@@ -25,11 +27,14 @@ __all__ = [
     "LibraryInfo",
     "PhaseInfo",
     "PlanInfo",
+    "Resources",
     "TensorInfo",
+    "compiled_resources",
     "estimate_eager",
     "explain",
     "explain_compiled",
     "format_plan",
     "format_schedule",
     "format_summary",
+    "with_resources",
 ]

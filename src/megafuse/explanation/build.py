@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ from megafuse.explanation.calls import (
     recomputed_in_backward,
 )
 from megafuse.explanation.eager import EagerEstimate, estimate_eager
+from megafuse.explanation.legend import legend
 from megafuse.explanation.records import Coverage, Edge, Explanation, PlanInfo
+from megafuse.explanation.resources import compiled_resources, with_resources
 from megafuse.explanation.text import format_explanation
 from megafuse.fusion.cost import nest_cost
 from megafuse.fusion.epilogue import DotRule, slower_by
@@ -34,8 +37,13 @@ _DTYPES = {"f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "
            "bool": torch.bool}  # fmt: skip
 
 
-def explain(fused: Any) -> Explanation:
+def explain(fused: Any, *, resources: bool = False) -> Explanation:
     """Describe every binding of what ``fuse`` returned: kernels, boundaries and why, bytes and predicted time.
+
+    Args:
+        fused: what ``fuse`` returned, or a module of ``megafuse.nn``.
+        resources: compile the kernels for the plan's device, with or without a GPU (about a second each), and show
+            registers, spills, shared memory, occupancy and the limiting resource.
 
     Raises:
         InputError: ``fused`` did not come from ``fuse``.
@@ -43,14 +51,19 @@ def explain(fused: Any) -> Explanation:
     engine = engine_of(fused)
     owner = getattr(engine.original, "__self__", None)  # a module is served through its bound forward
     subject = type(owner).__name__ if owner is not None else getattr(engine.original, "__name__", "callable")
-    plans = tuple(_explain_bound(b, subject) for b in engine.bindings)
+    plans = tuple(_explain_bound(b, subject, resources) for b in engine.bindings)
     return Explanation(subject, plans, format_explanation(subject, plans))
 
 
-def _explain_bound(bound: Bound, subject: str) -> PlanInfo:
-    if bound.compiled is None or bound.spec is None:
+def _explain_bound(bound: Bound, subject: str, resources: bool) -> PlanInfo:
+    compiled = bound.compiled
+    if compiled is None or bound.spec is None:
         return PlanInfo(subject, reason=bound.reason)
-    return explain_compiled(bound.compiled, eager_of(bound.compiled, bound.spec.original))
+    plan = explain_compiled(compiled, eager_of(compiled, bound.spec.original))
+    if bound.interpreted:
+        text = f"its kernels run as {bound.interpreted} text on the CPU here (target='interpret')"
+        plan = replace(plan, runs_as=text)
+    return with_resources(plan, compiled_resources(compiled), compiled.device) if resources else plan
 
 
 def explain_compiled(compiled: Compiled, eager: EagerEstimate | None = None) -> PlanInfo:
@@ -73,11 +86,13 @@ def explain_compiled(compiled: Compiled, eager: EagerEstimate | None = None) -> 
         decisions=tuple(_readable(d, names) for d in cover.decisions),
         notes=step.notes,
         saved=tuple(map(reader.tensor, step.saved)),
+        peak_bytes=compiled.memory.peak,
         recomputed=recomputed_in_backward(step, compiled.graph.forward_nodes()),
         opaque=tuple(map(str, compiled.captured.support.opaque)),
         coverage=coverage(compiled.graph),
         eager=eager,
         compile_seconds=dict(compiled.seconds),
+        names=legend(compiled, {n.uid: _describe(n) for n in compiled.graph.nodes}),
     )
 
 

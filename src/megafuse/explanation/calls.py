@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from megafuse.core.device import DeviceSpec
 from megafuse.core.sizes import typical
+from megafuse.explanation.coalescing import coalescing
 from megafuse.explanation.eager import call_seconds
 from megafuse.explanation.records import Call, KernelInfo, LibraryInfo, PhaseInfo, TensorInfo
-from megafuse.ir.graph import Node
+from megafuse.ir.graph import Node, contiguous_strides
 from megafuse.ir.trace import Trace
 from megafuse.ir.types import Dot, Opaque, Origin
 from megafuse.schedule.types import (
     Buffer,
+    ChainPart,
     DotCall,
     DotPart,
     KernelSchedule,
@@ -70,20 +72,30 @@ class StepReader:
         seconds = self.device.launch_seconds + max(memory, work)
         if kernel.dot is not None:
             seconds = self._product_seconds(kernel.dot, kernel.dram_bytes)
+        if kernel.chain is not None:
+            dtype = self.buffers[kernel.args[0]].dtype.value
+            products = call_seconds(self.device, 0, _chain_flops(kernel.chain), dtype)
+            seconds = max(self.device.launch_seconds + memory, products + work)
         return KernelInfo(
             name=kernel.name,
             forward=forward,
             sources=_sources(p.trace for p in kernel.phases),
             reads=tuple(map(self.tensor, kernel.reads)),
             writes=tuple(map(self.tensor, kernel.writes)),
-            phases=tuple(map(_phase, kernel.phases)),
+            phases=tuple(map(_phase, kernel.phases[:1] if kernel.chain else kernel.phases)),
             num_warps=kernel.num_warps,
             dram_bytes=kernel.dram_bytes,
             seconds=seconds,
             measured=self.measured.get(kernel.key),
-            product=_product(kernel.dot) if kernel.dot else "",
-            flops=_flops(kernel.dot) if kernel.dot else 0,
+            product=_product(kernel.dot) if kernel.dot else _chain(kernel.chain) if kernel.chain else "",
+            flops=_flops(kernel.dot) if kernel.dot else _chain_flops(kernel.chain) if kernel.chain else 0,
+            coalesced=coalescing(kernel.phases, self._strides),
         )
+
+    def _strides(self, node: Node) -> Sequence[int]:
+        buffer = self.buffers.get(self.step.names.get(node, ""))
+        fits = buffer is not None and len(buffer.strides) == len(node.shape)
+        return buffer.strides if buffer is not None and fits else contiguous_strides(node.shape)
 
     def _product_seconds(self, dot: DotPart, moved: int) -> float:
         """The library's time for the product, what a generated one takes longer, and the epilogue's traffic."""
@@ -137,9 +149,24 @@ def _flops(dot: DotPart) -> int:
     return int(2 * problems * rows * inner * dot.b.shape[2])
 
 
+def _chain_flops(chain: ChainPart) -> int:
+    dots = [s.node for s in chain.stages if not isinstance(s, int)]
+    return sum(2 * math.prod(d.shape) * d.args[0].shape[2] for d in dots)
+
+
+def _chain(chain: ChainPart) -> str:
+    """The products of a chain: the widths that its rows go through, and how many sums over the rows it makes."""
+    dots = [s for s in chain.stages if not isinstance(s, int)]
+    steps = [f"{s.node.args[0].shape[2]} -> {s.node.shape[2]}" for s in dots if s.sums is None]
+    sums = [f"{s.node.shape[1]} x {s.node.shape[2]}" for s in dots if s.sums is not None]
+    text = f"{chain.rows} rows by matrices {', '.join(steps)}" if steps else f"{chain.rows} rows"
+    return f"{text}; sums over the rows: {', '.join(sums)}" if sums else text
+
+
 def _product(dot: DotPart) -> str:
     bias = f" + {dot.bias.buffer}" if dot.bias else ""
-    return f"{dot.a.buffer} @ {dot.b.buffer}{bias}: {list(dot.a.shape)} x {list(dot.b.shape)}"
+    parts = f", in {dot.splits} parts of {dot.a.shape[2]}" * (dot.splits > 1)
+    return f"{dot.a.buffer} @ {dot.b.buffer}{bias}: {list(dot.a.shape)} x {list(dot.b.shape)}{parts}"
 
 
 def _phase(phase: PhaseSchedule) -> PhaseInfo:

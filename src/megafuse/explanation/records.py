@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from megafuse.core.occupancy import Occupancy
 from megafuse.explanation.eager import EagerEstimate
 
 
@@ -34,11 +35,29 @@ class PhaseInfo:
 
 
 @dataclass(frozen=True)
+class Resources:
+    """What compiling a kernel told: registers and bytes spilled of a thread, shared memory (bytes) of a program.
+
+    ``programs``: how many are launched; ``room``: how many fit on an SM. ``pace``: what most likely sets its pace.
+    ``error`` says why there are no figures.
+    """
+
+    registers: int = 0
+    spills: int = 0
+    shared: int = 0
+    programs: int = 0
+    room: Occupancy | None = None
+    pace: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
 class KernelInfo:
     """A generated kernel. ``sources``: the user's lines that it computes; ``seconds`` include the launch.
 
     ``product``: the matrix product in which it starts, if any, and ``flops`` those of that product.
-    ``measured``: seconds of a launch on this GPU, where its tiles were measured.
+    ``measured``: seconds of a launch on this GPU, where its tiles were measured. ``resources``: where it was compiled.
+    ``coalesced``: what its loads use of the memory sectors that they touch.
     """
 
     name: str
@@ -53,6 +72,8 @@ class KernelInfo:
     product: str = ""
     flops: int = 0
     measured: float | None = None
+    coalesced: float = 1.0
+    resources: Resources | None = None
 
 
 @dataclass(frozen=True)
@@ -107,7 +128,11 @@ Call = KernelInfo | LibraryInfo
 
 @dataclass(frozen=True)
 class PlanInfo:
-    """One binding: everything planned for calls of these shapes. ``reason`` is set where the original ops run."""
+    """One binding: everything planned for calls of these shapes. ``reason`` is set where the original ops run.
+
+    ``names`` say what the tensors are, a line for each kind; ``runs_as`` how the plan runs here, where that is not on
+    ``device``.
+    """
 
     title: str
     device: str = ""
@@ -116,12 +141,15 @@ class PlanInfo:
     decisions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     saved: tuple[TensorInfo, ...] = ()
+    peak_bytes: int = 0  # most that a step has allocated at a time beside its inputs, predicted
     recomputed: int = 0
     opaque: tuple[str, ...] = ()
     coverage: Coverage = Coverage(0, 0, 0, 0)
     eager: EagerEstimate | None = None
     reason: str = ""
     compile_seconds: dict[str, float] = field(default_factory=dict, compare=False)
+    names: tuple[str, ...] = ()
+    runs_as: str = ""
 
     @property
     def kernels(self) -> tuple[KernelInfo, ...]:

@@ -6,8 +6,9 @@ from megafuse.schedule.types import Alloc, Buffer, Call, DotCall, Free, Launch, 
 
 
 def format_schedule(step: Step) -> str:
-    """Buffers with layouts, then the calls of forward and backward, then what is returned and saved."""
+    """Buffers with layouts, those that share an allocation, calls of both directions, what is returned and saved."""
     lines = ["buffers", *(f"  {_buffer(b)}" for b in step.buffers)]
+    lines += [f"pool of {p.kind}: {p.nbytes} bytes for {', '.join(p.places)}" for p in step.pools]
     for title, calls in (("forward", step.forward), ("backward", step.backward)):
         if calls:
             lines += [title, *(f"  {_call(step, c)}" for c in calls)]

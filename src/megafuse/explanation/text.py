@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from megafuse.explanation.records import Call, KernelInfo, LibraryInfo, PhaseInfo, PlanInfo, TensorInfo
+from megafuse.explanation.records import Call, KernelInfo, LibraryInfo, PhaseInfo, PlanInfo, Resources, TensorInfo
 
 MAX_SOURCES = 12
 
@@ -28,10 +28,11 @@ def format_plan(plan: PlanInfo) -> str:
     """Text of one binding: every call with what it computes and moves, then boundaries, memory and totals."""
     if plan.reason:
         return f"{plan.title}: not fused\n  {plan.reason}"
-    lines = [f"plan for {plan.title} on {plan.device}"]
+    lines = [f"plan for {plan.title} on {plan.device}{f'; {plan.runs_as}' if plan.runs_as else ''}"]
     for title, forward in (("forward", True), ("backward", False)):
         calls = [c for c in plan.calls if c.forward is forward]
         lines += [f"{title}: {_counts(calls)}", *(line for c in calls for line in _call_lines(c))] if calls else []
+    lines += _section("names", plan.names)
     lines += _section("boundaries: why these are not one pass", _edge_lines(plan))
     lines += _section("decisions", [*plan.decisions, *plan.notes])
     lines += _saved_lines(plan)
@@ -82,7 +83,23 @@ def _call_lines(call: Call) -> list[str]:
     if len(call.sources) > MAX_SOURCES:
         lines.append(f"    and {len(call.sources) - MAX_SOURCES} more lines")
     lines += [f"    reads  {_tensors(call.reads)}", f"    writes {_tensors(call.writes)}"]
-    return lines + [f"    {_phase(p, n, len(call.phases))}" for n, p in enumerate(call.phases)]
+    lines += [f"    {_phase(p, n, len(call.phases))}" for n, p in enumerate(call.phases)]
+    if call.resources is None:
+        return lines
+    loads = f"loads use {100 * call.coalesced:.0f} % of the memory sectors that they touch"
+    return [*lines, f"    {resources_text(call.resources)}", f"    {loads}"]
+
+
+def resources_text(found: Resources) -> str:
+    """One line on a compiled kernel."""
+    if found.room is None:
+        return f"not compiled: {found.error}"
+    room = found.room
+    return (
+        f"{found.registers} registers, {found.spills} B spilled, {quantity(found.shared, 'B')} shared memory; "
+        f"{found.programs} programs, room for {room.programs} on an SM: {100 * room.share:.0f} % of its threads, "
+        f"limited by {room.limit}; paced by {found.pace}"
+    )
 
 
 def _tensors(tensors: Iterable[TensorInfo]) -> str:
@@ -111,8 +128,10 @@ def _edge_lines(plan: PlanInfo) -> list[str]:
 
 def _saved_lines(plan: PlanInfo) -> list[str]:
     """What forward keeps for backward: new memory first, then what is there anyway."""
+    what = "(outputs, saved, temporaries, gradients)"
+    peak = f"memory: at most {quantity(plan.peak_bytes, 'B')} allocated at a time {what}"
     if not plan.saved:
-        return []
+        return [peak]
     own = sorted((t for t in plan.saved if t.kind == "saved"), key=lambda t: -t.nbytes)
     lines = [f"saved for backward: {quantity(plan.saved_bytes, 'B')} beyond inputs and outputs"]
     lines += [f"  {t}  {quantity(t.nbytes, 'B')}" for t in own]
@@ -120,4 +139,4 @@ def _saved_lines(plan: PlanInfo) -> list[str]:
     lines += [f"  kept anyway: {', '.join(rest)}"] if rest else []
     if plan.recomputed:
         lines.append(f"  {plan.recomputed} forward values are not saved but recomputed inside backward kernels")
-    return lines
+    return [*lines, peak]

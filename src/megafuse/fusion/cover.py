@@ -24,11 +24,11 @@ class Search:
     save; the join is made only when no other pair can save more.
     """
 
-    def __init__(self, graph: Graph, anchors: Anchors, items: Items, epilogues: Sequence[Item] = ()) -> None:
-        """Start with one item per anchor, but for those that ``epilogues`` compute.
+    def __init__(self, graph: Graph, anchors: Anchors, items: Items, closed: Sequence[Item] = ()) -> None:
+        """Start with one item per anchor, but for those that ``closed`` items (epilogues of dots, chains) compute.
 
         Raises:
-            NestError: an epilogue needs something that needs its product.
+            NestError: a closed item needs something that needs its dots.
         """
         self.anchors, self.known = anchors, items
         self.materialised = anchors.materialised
@@ -44,23 +44,21 @@ class Search:
         self._queue: list[tuple[float, int, int, Item, Item, Item | None]] = []
         self._followers: list[tuple[Item, Item]] | None = []  # pairs that wait for the second round
         taken: set[Anchor] = set()
-        for item in epilogues:
-            self._add_epilogue(item, numbered)
+        for item in closed:
+            self._add_closed(item, numbered)
             taken.update(item.nest.anchors)
         for anchor, unit in numbered.of_anchor.items():
             self._makers[anchor.node] = self._makers.get(anchor.node, 0) | 1 << unit
             if anchor not in taken:
                 self._add(items.initial(anchor, anchors, self.materialised), 1 << unit)
 
-    def _add_epilogue(self, item: Item, numbered: Units) -> None:
-        """An item that is computed together with its product, and joins nothing else."""
-        assert item.dot is not None
+    def _add_closed(self, item: Item, numbered: Units) -> None:
+        """An item that is computed together with its dots, and joins nothing else."""
+        dots = [s.node for s in item.chain.dots if s.node not in item.chain.again] if item.chain else [item.dot]
         units = union(1 << numbered.of_anchor[anchor] for anchor in item.nest.anchors)
-        units |= 1 << numbered.of_call[item.dot]
+        units |= union(1 << numbered.of_call[dot] for dot in dots if dot is not None)
         if self.dependencies.separated(units) & units:
-            raise NestError(
-                "something between the product and its epilogue needs the first and is needed by the second"
-            )
+            raise NestError("something between its dots and what follows needs the first and is needed by the second")
         self.dependencies.join(units)
         self._add(item, units)
 
@@ -132,7 +130,7 @@ class Search:
 
     def _consider(self, a: Item, b: Item) -> None:
         """Queue two items (``a`` appeared first) if joining them could save time."""
-        if a.dot or b.dot or not a.comparable(b):
+        if a.closed or b.closed or not a.comparable(b):
             return
         if self._followers is not None and (a.follows(b) or b.follows(a)):
             self._followers.append((a, b))
@@ -166,7 +164,7 @@ def boundaries(search: Search, items: list[Item]) -> tuple[Boundary, ...]:
 
 
 def _reason(search: Search, a: Item, b: Item) -> str:
-    if a.dot or b.dot:
+    if a.closed or b.closed:
         return "one of them is computed from the tiles of a product, in the product's own kernel"
     if search.separated(a, b):
         return "something between them (a library call or another kernel) needs the first and is needed by the second"

@@ -3,8 +3,9 @@
 A dot's *region* is what follows from its result element by element: maps, casts and moves that need nothing else which
 depends on the dot. The values of the region that have memory (or one more that is given memory for this: the last sum
 before a norm, say) can be computed from each tile of the product while it is in registers; the product itself is then
-written only if something else reads it. The library's product may be faster than a generated one, so this is worth it
-where it saves more memory traffic than that costs.
+written only if something else reads it. Reductions of the region's values over all rows (bias gradients) leave one
+partial result per tile of rows, which a second, small kernel adds up in fixed order as elsewhere. The library's product
+may be faster than a generated one, so this is worth it where it saves more memory traffic than that costs.
 """
 
 from __future__ import annotations
@@ -15,33 +16,37 @@ from dataclasses import dataclass
 
 from megafuse.core.device import DeviceSpec
 from megafuse.core.dtypes import DType
-from megafuse.core.sizes import is_open
+from megafuse.core.sizes import ceil_div, is_open
 from megafuse.fusion.anchors import Anchors
 from megafuse.fusion.cost import NestCost, nest_cost
 from megafuse.fusion.initial import initial_nests
 from megafuse.fusion.items import Item
-from megafuse.fusion.merge import merge_nests
+from megafuse.fusion.merge import merge_nests, orient
 from megafuse.ir.graph import Graph, Node
 from megafuse.ir.index import Affine, Axis
-from megafuse.ir.nest import Anchor, Nest, Space
+from megafuse.ir.nest import Anchor, Nest, Root, Space
 from megafuse.ir.trace import Memory, NestError, Trace, trace_nest
-from megafuse.ir.types import Cast, Dot, Map, Opaque, Permute, Reshape
+from megafuse.ir.types import Cast, Dot, Map, Opaque, Permute, Reduce, Reshape
 from megafuse.ir.views import memory_of
 
 HALVES = (DType.BF16, DType.F16)
 EFFICIENCY = {"16bit": 0.97, "tf32": 0.9, "fp32": 0.5}  # time of the library's product over that of a generated one
 MOST_ENDS = 4  # values that one epilogue stores
+PARTIAL_ROWS = 128  # of the product, over which a partial result runs (what the cost model takes)
+MOST_SUMS = 4  # reductions over rows of which one epilogue stores partial results
 
 
 @dataclass(frozen=True)
 class DotRule:
     """How dots may be run. ``fuse``: as generated kernels where these are predicted to win; else by the library alone.
 
-    ``tf32``: fp32 products are allowed to round their operands to TF32.
+    ``tf32``: fp32 products are allowed to round their operands to TF32. ``chain``: several dots of one row axis run in
+    one kernel where that is predicted to win.
     """
 
     fuse: bool = False
     tf32: bool = False
+    chain: bool = False
 
 
 LIBRARY = DotRule()
@@ -67,8 +72,29 @@ def epilogues(graph: Graph, anchors: Anchors, dot: Node, consumers: dict[Node, l
     last = [n for n in dict.fromkeys(map(_narrowed, leaving)) if n is not dot and n not in stored]
     order = {n: i for i, n in enumerate(graph.nodes)}
     options = [stored, sorted({*stored, *last}, key=order.__getitem__)]
-    found = dict.fromkeys(tuple(ends) for ends in options if 0 < len(ends) <= MOST_ENDS)
-    return [Epilogue(dot, ends) for ends in found]
+    forward = graph.forward_nodes()
+    sums = [n for n in graph.nodes if n.is_a(Reduce) and n.args[0] in region and (n in forward) == (dot in forward)]
+    found: dict[Epilogue, None] = {}
+    for ends in map(tuple, options):
+        if len(ends) <= MOST_ENDS:
+            found[_with_sums(Epilogue(dot, ends), sums, anchors.materialised)] = None
+            found[Epilogue(dot, ends)] = None
+    return [e for e in found if e.ends]
+
+
+def _with_sums(epilogue: Epilogue, sums: Sequence[Node], materialised: Memory) -> Epilogue:
+    """``epilogue`` with those of ``sums`` that run over all rows of the product and over none of its columns."""
+    count = len(epilogue.ends)
+    for node in sums:
+        more = Epilogue(epilogue.dot, (*epilogue.ends, node))
+        try:
+            _trace(more, materialised)
+        except NestError:
+            continue
+        epilogue = more
+        if len(epilogue.ends) == count + MOST_SUMS:
+            break
+    return epilogue
 
 
 def _region(graph: Graph, dot: Node) -> set[Node]:
@@ -110,20 +136,28 @@ def epilogue_item(epilogue: Epilogue, anchors: Anchors, device: DeviceSpec, rule
     Raises:
         NestError: no walk over the product computes them.
     """
-    materialised, dot = anchors.materialised, epilogue.dot
-    prefix = f"d{dot.uid}_"
+    trace = _trace(epilogue, anchors.materialised)
+    cost = nest_cost(trace, device, anchors.strides)
+    return Item((trace,), _cost(cost, trace, epilogue.dot, device, rule), forward, epilogue.dot)
+
+
+def _trace(epilogue: Epilogue, materialised: Memory) -> Trace:
+    """The ends from the product, in its rows and columns."""
+    dot = epilogue.dot
     trace: Trace | None = None
     for n, end in enumerate(epilogue.ends):
-        (nest,) = initial_nests(Anchor(end), f"{prefix}{n}_")
+        nest, *_ = initial_nests(Anchor(end), f"d{dot.uid}_{n}_")
         own = trace_nest(nest, materialised)
         trace = own if trace is None else merge_nests(trace, own, materialised)[0]
     assert trace is not None
     fixed, loop, cols = product_axes(trace, dot)
-    nest = Nest(Space((*fixed, *loop), cols), trace.nest.roots)
-    trace = trace_nest(nest, materialised)
-    product_axes(trace, dot)
-    cost = nest_cost(trace, device, anchors.strides)
-    return Item((trace,), _cost(cost, trace, dot, device, rule), forward, dot)
+    space = Space((*fixed, *loop), cols)
+    trace = trace_nest(Nest(space, tuple(orient(root, space) for root in trace.nest.roots)), materialised)
+    _, loop, _ = product_axes(trace, dot)
+    rows = {a.name for a in loop}
+    if any(root.arg_index is not None and not rows <= root.reduced_axes for root in trace.nest.roots):
+        raise NestError(f"a reduction keeps rows of the product {dot!r}, or runs over its columns")
+    return trace
 
 
 def product_axes(trace: Trace, dot: Node) -> tuple[tuple[Axis, ...], tuple[Axis, ...], tuple[Axis, ...]]:
@@ -158,9 +192,21 @@ def _row_major(index: Affine, size: int, sizes: dict[str, int]) -> tuple[Axis, .
 def _cost(cost: NestCost, trace: Trace, dot: Node, device: DeviceSpec, rule: DotRule) -> NestCost:
     """Beside the library's product: what a generated one takes longer, and the epilogue's traffic and arithmetic."""
     reads = tuple((n, b) for n, b in cost.reads if n is not dot)
-    memory = (sum(b for _, b in reads) + cost.write_bytes) / device.dram_bandwidth
+    writes = sum(_written(root, trace, dot) for root in trace.nest.roots)
+    memory = (sum(b for _, b in reads) + writes) / device.dram_bandwidth
     seconds = max(memory, cost.results / device.fp32_rate) + slower_by(dot, device, rule)
-    return NestCost(seconds, reads, cost.write_bytes, 0, cost.results, cost.tile_bytes, 0)
+    return NestCost(seconds, reads, writes, 0, cost.results, cost.tile_bytes, 0)
+
+
+def _written(root: Root, trace: Trace, dot: Node) -> int:
+    """Bytes that one end writes; partial results of a reduction are written and read again."""
+    node, sizes = root.anchor.value, trace.nest.space.sizes
+    if not root.by_rows:
+        return node.type.nbytes
+    fixed, loop, _ = product_axes(trace, dot)
+    tiles = ceil_div(math.prod(a.size for a in loop), PARTIAL_ROWS)
+    tiles *= math.prod(sizes[a.name] for a in fixed if a.name in root.reduced_axes)
+    return (2 * tiles + 1) * node.type.nbytes
 
 
 def slower_by(dot: Node, device: DeviceSpec, rule: DotRule) -> float:

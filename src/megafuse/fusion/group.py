@@ -37,7 +37,9 @@ def single_groups(items: Sequence[Item], device: DeviceSpec) -> list[Group]:
 
 
 def _single(item: Item, device: DeviceSpec) -> Group:
-    """A kernel of one item. An epilogue's is the product's, whose launch is not counted here."""
+    """A kernel of one item. An epilogue's is the product's, whose launch is not counted here; nor is a chain's."""
+    if item.chain is not None:
+        return Group((item,), ((),), item.cost.seconds)
     if item.dot is not None:
         fixed, _, _ = product_axes(item.trace, item.dot)
         return Group((item,), (tuple(a.name for a in fixed),), item.cost.seconds)
@@ -71,14 +73,14 @@ class _Grouping:
     def _continued(self, first: int) -> tuple[int, Group] | None:
         """The first later group that group ``first`` can take in with a gain, and both as one."""
         group = self.groups[first]
-        if group.items[0].dot is not None:
+        if group.items[0].closed:
             return None
         made = frozenset().union(*(i.made for i in group.items))
         for second in range(first + 1, len(self.groups)):
             other = self.groups[second]
             if (
                 len(other.items) > 1
-                or other.items[0].dot is not None
+                or other.items[0].closed
                 or made.isdisjoint(other.items[0].trace.loaded())
                 or self._separated(group, other)
             ):

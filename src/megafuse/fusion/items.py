@@ -16,6 +16,7 @@ from megafuse.fusion.anchors import Anchors
 from megafuse.fusion.cost import NestCost, nest_cost, read_bytes
 from megafuse.fusion.initial import initial_nests
 from megafuse.fusion.merge import merge_nests
+from megafuse.ir.chain import Chain
 from megafuse.ir.graph import Graph, Node
 from megafuse.ir.nest import Anchor, Nest
 from megafuse.ir.trace import Memory, NestError, Trace, trace_nest
@@ -26,12 +27,21 @@ ROUNDING = 1.0 + 1e-9  # keeps a bound above what it bounds
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """One nest during the search: its trace(s), cost and direction. ``dot``: the product whose epilogue it is."""
+    """One nest during the search: its trace(s), cost and direction. ``dot``: the product whose epilogue it is.
+
+    ``chain``: the kernel that it stands for; its trace then has the chain's roots and loads alone.
+    """
 
     traces: tuple[Trace, ...]  # alternative forms; the first is the preferred one
     cost: NestCost
     forward: bool
     dot: Node | None = None
+    chain: Chain | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Nothing can be joined with it."""
+        return self.dot is not None or self.chain is not None
 
     @property
     def trace(self) -> Trace:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from megafuse.ir.chain import Chain
 from megafuse.ir.graph import Graph, Node
 from megafuse.ir.nest import Nest
 from megafuse.ir.trace import Memory
@@ -40,6 +41,8 @@ class Cover:
 
     ``layout`` holds the strides of every value with memory. ``seconds`` is the cost model's prediction of the time
     outside dots (with what generated dots take longer). ``tf32``: generated fp32 dots round their operands to TF32.
+    ``chains`` are kernels beside ``groups``. ``splits``: dots that generated kernels multiply in so many parts of K,
+    whose sums are added up in fixed order.
     """
 
     graph: Graph
@@ -51,3 +54,5 @@ class Cover:
     seconds: float = 0.0
     decisions: tuple[str, ...] = field(default=())
     tf32: bool = False
+    chains: tuple[Chain, ...] = field(default=())
+    splits: Mapping[Node, int] = field(default_factory=dict)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from megafuse.core.device import DeviceSpec
 from megafuse.core.errors import VerifyError
 from megafuse.fusion.anchors import Anchors, choose_anchors
+from megafuse.fusion.chain_cost import replaced_seconds
+from megafuse.fusion.chain_search import candidates, chain_item, chains_seconds, left_out
 from megafuse.fusion.cover import Search, boundaries
 from megafuse.fusion.epilogue import (
     LIBRARY,
@@ -23,6 +26,8 @@ from megafuse.fusion.group import Group, group_items, single_groups, total_secon
 from megafuse.fusion.items import Items
 from megafuse.fusion.plan import Cover, KernelGroup
 from megafuse.fusion.recompute import recompute_candidates
+from megafuse.fusion.split_dot import split_of
+from megafuse.ir.chain import Chain
 from megafuse.ir.graph import Graph, Node
 from megafuse.ir.trace import NestError
 from megafuse.ir.types import Dot
@@ -30,7 +35,9 @@ from megafuse.ir.types import Dot
 MAX_ROUNDS = 4
 MAX_STARTS = 200
 MOST_DOTS = 64  # that are tried with an epilogue
+MOST_CHAINS = 32  # that are tried
 WORTH_FUSING = 2.0  # predicted saving of an epilogue, over what the slower product costs, from which it is taken in
+WORTH_CHAINING = 0.2  # predicted saving of a chain, over the time of the products it replaces, from which it is taken
 WORTH_STORING = 0.99  # predicted time with the value stored, over the time without, below which it is
 
 
@@ -46,14 +53,17 @@ class CoverOption:
     groups: tuple[Group, ...]
     decisions: tuple[str, ...]
     tf32: bool = False
+    chains: tuple[Chain, ...] = ()
+    splits: Mapping[Node, int] = field(default_factory=dict)
 
     def cover(self) -> Cover:
         """The cover as data, with the reasons for its boundaries."""
-        items = [i for g in self.groups for i in g.items]
+        items = [i for g in self.groups for i in g.items if i.chain is None]
         number = {id(i): n for n, i in enumerate(items)}
         groups = tuple(
             KernelGroup(tuple(number[id(i)] for i in g.items), g.fixed, g.blocks_per_sm, g.items[0].dot)
             for g in self.groups
+            if g.items[0].chain is None
         )
         return Cover(
             graph=self.graph,
@@ -65,6 +75,8 @@ class CoverOption:
             seconds=self.seconds,
             decisions=self.decisions,
             tf32=self.tf32,
+            chains=self.chains,
+            splits=self.splits,
         )
 
 
@@ -99,7 +111,8 @@ def cover_options(
                 break
         else:
             break
-    fused = _with_epilogues(plan, best, extra) if dots.fuse else []
+    fused = _with_chains(plan, best, extra) if dots.chain else []
+    fused = _with_splits(plan, _with_epilogues(plan, fused or best, extra)) if dots.fuse else fused
     names = {o.name for o in fused}  # where nothing was taken in, these are the best ones with the reasons
     return (*(o for o in found if o.name not in names), *fused)
 
@@ -114,18 +127,57 @@ class _Plan:
     dots: DotRule
 
 
+def _with_chains(plan: _Plan, best: list[CoverOption], extra: tuple[Node, ...]) -> list[CoverOption]:
+    """The options in which dots run in chains; of each chain's forms the best, where the predicted time falls."""
+    decisions = best[0].decisions
+    chains: tuple[Chain, ...] = ()
+    found = candidates(plan.graph, best[0].anchors, plan.known.device, plan.dots.tf32)
+    for forms in itertools.islice(found, MOST_CHAINS):
+        tried, reason = _tried(plan, extra, chains, forms)
+        made = ", ".join(repr(s.node) for s in forms[0].dots)
+        if tried:
+            trial, form = min(tried, key=lambda t: _least(t[0]))
+            gain = (_least(best) - _least(trial)) * 1e6
+            enough = WORTH_CHAINING * 1e6 * replaced_seconds(form, plan.known.device, plan.dots.tf32)
+            reason = f"in a chain {abs(gain):.1f} us {'less' if gain > 0 else 'more'} predicted"
+        if tried and gain > enough:
+            best, chains = trial, (*chains, form)
+            said = f"{made} with {form.rows} rows run as a chain: {gain:.1f} us less predicted"
+        else:
+            said = f"{made} with {forms[0].rows} rows are products of their own: {reason}"
+        decisions = (*decisions, said)
+    decisions = (*decisions, *left_out(plan.graph, chains))
+    return [replace(o, decisions=decisions) for o in best]
+
+
+def _tried(
+    plan: _Plan, extra: tuple[Node, ...], chains: tuple[Chain, ...], forms: Sequence[Chain]
+) -> tuple[list[tuple[list[CoverOption], Chain]], str]:
+    """The options with each form of one more chain, and why another form cannot be."""
+    tried, reason = [], ""
+    for form in forms:
+        try:
+            tried.append((_options(plan, extra, (), chains=(*chains, form)), form))
+        except NestError as error:
+            reason = str(error)
+    return tried, reason
+
+
 def _with_epilogues(plan: _Plan, best: list[CoverOption], extra: tuple[Node, ...]) -> list[CoverOption]:
     """The options in which dots have epilogues; each taken in only where the predicted time falls by enough."""
     consumers = consumers_of(plan.graph)
     taken: tuple[Epilogue, ...] = ()
     decisions = best[0].decisions
-    for dot in [n for n in plan.graph.nodes if n.is_a(Dot)][:MOST_DOTS]:
+    chained = {s.node for c in best[0].chains for s in c.dots}
+    for dot in [n for n in plan.graph.nodes if n.is_a(Dot) and n not in chained][:MOST_DOTS]:
         slower, before = slower_by(dot, plan.known.device, plan.dots), _least(best)
         reasons: list[str] = []
         for one in epilogues(plan.graph, best[0].anchors, dot, consumers):
             stored = (*extra, *(n for n in one.ends if n not in best[0].anchors.nodes))
+            if best[0].chains and stored != extra:
+                continue  # a chain is made for the values that have memory now
             try:
-                trial = _options(plan, stored, decisions, (*taken, one))
+                trial = _options(plan, stored, decisions, (*taken, one), best[0].chains)
             except NestError as error:
                 reasons.append(str(error))
                 continue
@@ -147,24 +199,45 @@ def _with_epilogues(plan: _Plan, best: list[CoverOption], extra: tuple[Node, ...
     return best
 
 
+def _with_splits(plan: _Plan, options: list[CoverOption]) -> list[CoverOption]:
+    """The options in which products that would leave most of the device idle are cut into parts of K."""
+    taken = {i.dot for o in options for g in o.groups for i in g.items}
+    taken |= {s.node for o in options for c in o.chains for s in c.dots}
+    dots = [n for n in plan.graph.nodes if n.is_a(Dot) and n not in taken]
+    splits = [s for s in (split_of(n, plan.known.device, plan.dots) for n in dots) if s is not None]
+    said = tuple(
+        f"{s.dot!r} is multiplied by a generated kernel in {s.parts} parts of K: {s.gain * 1e6:.1f} us less predicted"
+        for s in splits
+    )
+    parts, gain = {s.dot: s.parts for s in splits}, sum(s.gain for s in splits)
+    cut = [replace(o, splits=parts, seconds=o.seconds - gain, decisions=(*o.decisions, *said)) for o in options]
+    return cut if splits else options
+
+
 def _least(options: Sequence[CoverOption]) -> float:
     return min(o.seconds for o in options)
 
 
 def _options(
-    plan: _Plan, extra: tuple[Node, ...], decisions: tuple[str, ...], fused: tuple[Epilogue, ...] = ()
+    plan: _Plan,
+    extra: tuple[Node, ...],
+    decisions: tuple[str, ...],
+    fused: tuple[Epilogue, ...] = (),
+    chains: tuple[Chain, ...] = (),
 ) -> list[CoverOption]:
-    """The options for one set of stored values and of epilogues: separate kernels and, where they differ, phases.
+    """The options for one set of stored values, epilogues and chains: separate kernels and, where they differ, phases.
 
     Raises:
-        NestError: an epilogue cannot be computed from its product.
+        NestError: an epilogue cannot be computed from its product, or a chain needs what needs it.
     """
     graph, known = plan.graph, plan.known
-    anchors, search = _start(plan, extra, fused)
+    anchors, search = _start(plan, extra, fused, chains)
     items = search.run()
     stored = f"{len(extra)} values stored, " if extra else ""
     stored += f"{len(fused)} epilogues of dots, " if fused else ""
+    stored += f"{len(chains)} chains, " if chains else ""
     unwritten = unwritten_bytes(graph, anchors.materialised, items) / known.device.dram_bandwidth if fused else 0.0
+    unwritten -= chains_seconds(graph, anchors.materialised, items, chains, known.device, plan.dots.tf32)
     out: list[CoverOption] = []
     for name, groups in (
         ("separate kernels", single_groups(items, known.device)),
@@ -173,21 +246,25 @@ def _options(
         if not out or len(groups) != len(out[0].groups):
             seconds = total_seconds(groups) - unwritten
             tf32 = plan.dots.tf32
-            out.append(CoverOption(stored + name, seconds, graph, anchors, search, tuple(groups), decisions, tf32))
+            made = (graph, anchors, search, tuple(groups), decisions, tf32, chains)
+            out.append(CoverOption(stored + name, seconds, *made))
     return out
 
 
-def _start(plan: _Plan, extra: tuple[Node, ...], fused: tuple[Epilogue, ...]) -> tuple[Anchors, Search]:
+def _start(
+    plan: _Plan, extra: tuple[Node, ...], fused: tuple[Epilogue, ...], chains: tuple[Chain, ...]
+) -> tuple[Anchors, Search]:
     """Anchors under which every anchor can be computed alone: what a reshape cannot look through gets memory."""
     for _ in range(MAX_STARTS):
         anchors = choose_anchors(plan.graph, plan.wanted, extra)
         forward = plan.graph.forward_nodes()
         made = [epilogue_item(e, anchors, plan.known.device, plan.dots, e.dot in forward) for e in fused]
+        made += [chain_item(c, anchors.materialised) for c in chains]
         try:
             return anchors, Search(plan.graph, anchors, plan.known, made)
         except NestError as error:
             if error.culprit is None or error.culprit in extra:
-                if fused:
+                if fused or chains:
                     raise
                 raise VerifyError(f"a value cannot be computed in any nest: {error}") from error
             extra = (*extra, error.culprit)

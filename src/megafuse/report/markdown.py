@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from megafuse.bench import table, workloads
+from megafuse.bench.mlp_table import BEYOND, mlp_tables
 from megafuse.bench.record import CaseResult, Record, RivalResult, read_record
-from megafuse.bench.table import number
+from megafuse.bench.table import number, ratio
 
 BEGIN, END = "<!-- records: begin -->", "<!-- records: end -->"
 _MACHINE = ("gpu", "driver_version", "torch", "triton", "cuda", "python")
 _STATE = ("clocks.sm", "clocks.mem", "power.draw", "power.limit", "temperature.gpu")
 KERNEL_HEADINGS = ("kernel", "launches", "us", "predicted MB", "measured MB", "share of copy")
+TUNED_HEADINGS = ("kernel", "heuristic us", "tuned us", "gain", "share of copy", "registers", "spills", "limit")
 MOST_KERNELS = 40
+ROWS_INSIDE = f"{BEYOND} behind the rows: the inputs of all calls of a graph together did not exceed the L2 cache."
 
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:
@@ -26,7 +29,10 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> str:
 def record_section(record: Record, name: str) -> str:
     """Heading, machine, table, kernels and failures of one record; ``name`` is its file's name."""
     parts = [f"## {record.kind}, {record.started[:10]}", _machine(record, name)]
-    if record.kind == "workloads":
+    if tables := list(mlp_tables(record)):
+        parts += [f"{t.title}\n\n{markdown_table(t.rows)}" for t in tables]
+        parts += [ROWS_INSIDE] * any(row[0].endswith(BEYOND) for t in tables for row in t.rows[1:])
+    elif record.kind == "workloads":
         parts.append(markdown_table([workloads.HEADINGS, *workloads.workload_rows(record)]))
     else:
         rows = [row for case in record.cases for row in table.case_rows(case)]
@@ -43,19 +49,28 @@ def _machine(record: Record, name: str) -> str:
     lines = [f"Record `{name}`, commit {record.commit or 'unknown'}: " + ", ".join(facts) + "."]
     if state:
         lines.append("Before the first case: " + ", ".join(state) + ".")
-    if record.copy:
+    if "bytes_per_s" in record.copy:
         lines.append(f"Copy bandwidth in this run: {record.copy['bytes_per_s'] / 1e12:.2f} TB/s.")
     return "\n".join([*lines, f"Command: `{record.command}`"])
 
 
 def kernel_sections(case: CaseResult) -> list[str]:
     """A kernel table for every rival that has one."""
-    tables = {name: kernel_rows(rival) for name, rival in case.rivals.items()}
-    return [
-        f"### {case.name}: kernels of {name}\n\n" + markdown_table([KERNEL_HEADINGS, *rows])
-        for name, rows in tables.items()
-        if rows
-    ]
+    found = []
+    for name, rival in case.rivals.items():
+        tuned = any("heuristic_us" in row for row in rival.kernels)
+        rows = [_tuned_row(row) for row in rival.kernels] if tuned else kernel_rows(rival)
+        table = markdown_table([TUNED_HEADINGS if tuned else KERNEL_HEADINGS, *rows])
+        found += [f"### {case.name}: kernels of {name}\n\n{table}"] * bool(rows)
+    return found
+
+
+def _tuned_row(row: dict[str, Any]) -> tuple[str, ...]:
+    """A kernel before and after tuning."""
+    figures = (str(row.get(key, "")) for key in ("registers", "spills"))
+    before, after = row["heuristic_us"], row["us"]
+    times = number(before, 1), number(after, 1), ratio(before, after), number(row["share_of_copy"], 2)
+    return (f"`{row['name'][:100]}`", *times, *figures, str(row.get("limit", "")))
 
 
 def kernel_rows(rival: RivalResult) -> list[tuple[str, ...]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from megafuse.bench import table
+from megafuse.bench.mlp_table import mlp_tables
 from megafuse.bench.record import CaseResult, Record, RivalResult, read_record
 from megafuse.bench.table import number, ratio
 from megafuse.core.errors import InputError
@@ -127,8 +128,16 @@ def machines(paths: Sequence[Path]) -> str:
 
 def _machine(name: str, record: Record) -> tuple[str, ...]:
     facts = (record.environment.get(k, "") for k in ("gpu", "driver_version", "cuda", "torch", "triton", "python"))
-    copy = number(record.copy["bytes_per_s"] / 1e12, 2) if record.copy else ""
+    copy = number(record.copy["bytes_per_s"] / 1e12, 2) if "bytes_per_s" in record.copy else ""
     return (f"`{name}`", record.started, record.commit[:7] + record.commit[40:], *facts, copy)
+
+
+def mlps(paths: Sequence[Path]) -> str:
+    """The tables of MLP records: GPU time, time with launch overhead, their difference, host time."""
+    found = [t for path in paths for t in mlp_tables(read_record(path))]
+    if not found:
+        raise InputError(f"nothing to show of {', '.join(p.stem for p in paths)}", hint="name a record of bench mlp")
+    return "\n\n".join(f"{t.title}\n\n{markdown_table(t.rows)}" for t in found)
 
 
 def checks(paths: Sequence[Path]) -> str:
@@ -150,5 +159,6 @@ MAKERS: dict[str, Callable[[Sequence[Path]], str]] = {
     "busy": measured(("case", "rival", "launches per step", "sum of kernel times us"), busy_rows),
     "traffic": measured(("case", "rival", "launches", "measured GB", "planned GB"), traffic_rows),
     "kernels": measured(KERNEL_HEADINGS, our_kernel_rows),
+    "mlps": mlps,
     "checks": checks,
 }

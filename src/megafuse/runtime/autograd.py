@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -25,6 +24,8 @@ import torch
 from torch import Tensor
 
 from megafuse.core.errors import LaunchError
+from megafuse.core.warn import warn_user
+from megafuse.runtime.graphs import GraphedStep, Saved
 from megafuse.runtime.step import LoadedStep
 from megafuse.runtime.tensors import restore
 
@@ -52,7 +53,7 @@ class StepSpec:
     if somebody else keeps them alive. ``repeatable``: the original may run again (it draws no random numbers).
     """
 
-    step: LoadedStep
+    step: LoadedStep | GraphedStep
     num_inputs: int
     differentiable: tuple[bool, ...]
     tangent_of: tuple[int, ...] = ()
@@ -89,6 +90,8 @@ def _record(spec: StepSpec, *tensors: Tensor) -> tuple[Tensor | None, ...]:
 
 def _infer(spec: StepSpec, tensors: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
     """Forward alone; what it saved is dropped at once."""
+    if not torch.is_grad_enabled():
+        return tuple(_plainly(spec.step.forward, list(tensors))[0])
     with torch.no_grad():
         return tuple(_plainly(spec.step.forward, list(tensors))[0])
 
@@ -121,6 +124,7 @@ class _FusedStep(torch.autograd.Function):
     def forward(ctx: Any, spec: StepSpec, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         outputs, saved = _plainly(spec.step.forward, list(tensors))
         ctx.spec = spec
+        ctx.ticket = getattr(saved, "ticket", None)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*saved)
         if spec.plain_outputs:
@@ -158,14 +162,18 @@ def _partly_undefined(ctx: Any, tangents: list[Tensor | None]) -> bool:
         _all_inputs(ctx)
     except LaunchError:
         return False
-    warnings.warn(PARTLY_UNDEFINED, UserWarning, stacklevel=2)
+    warn_user(PARTLY_UNDEFINED, UserWarning)
     return True
 
 
 def _gradients(ctx: Any, tangents: list[Tensor | None]) -> list[Tensor | None]:
     spec: StepSpec = ctx.spec
-    saved = _take_saved(ctx, spec.step.overwritten)
+    kept = _keep_graph is None or _keep_graph()
+    saved = Saved(_take_saved(ctx, spec.step.overwritten, kept))
+    saved.ticket = ctx.ticket
     grads: list[Tensor | None] = _plainly(spec.step.backward, saved, tangents)
+    if not kept:
+        ctx.ticket = saved.ticket = None
     if spec.grad_of == tuple(range(spec.num_inputs)):
         return grads
     by_input: list[Tensor | None] = [None] * spec.num_inputs
@@ -174,12 +182,12 @@ def _gradients(ctx: Any, tangents: list[Tensor | None]) -> list[Tensor | None]:
     return by_input
 
 
-def _take_saved(ctx: Any, overwritten: tuple[int, ...]) -> list[Tensor | None]:
+def _take_saved(ctx: Any, overwritten: tuple[int, ...], kept: bool) -> list[Tensor | None]:
     """The saved tensors. Unless the graph is kept, the node forgets them; where it is, those at risk are copied."""
     saved, strides = list(ctx.saved_tensors), ctx.spec.step.saved_strides
     if strides and [t.stride() for t in saved] != strides:
         saved = [restore(t, s) for t, s in zip(saved, strides, strict=True)]
-    if _keep_graph is None or _keep_graph():
+    if kept:
         for position in overwritten:
             saved[position] = saved[position].clone()
     elif hasattr(ctx, "maybe_clear_saved_tensors"):

@@ -17,27 +17,30 @@ Product = Callable[..., Tensor]
 
 
 def products(device: torch.device, notes: MutableSequence[str]) -> dict[str, Product]:
-    """The launch-code functions ``mm, bmm, addmm, baddbmm`` for ``device``.
+    """The launch-code functions ``mm, bmm, addmm, baddbmm`` for ``device``, and ``mixed_mm`` etc. for several types.
 
     ``notes`` gets a line the first time that a product cannot run as one library call.
     """
-    table = (("mm", torch.mm), ("bmm", torch.bmm), ("addmm", torch.addmm), ("baddbmm", torch.baddbmm))
-    return {name: _product(name, fn, device, notes) for name, fn in table}
+    table: dict[str, Product] = {"mm": torch.mm, "bmm": torch.bmm, "addmm": torch.addmm, "baddbmm": torch.baddbmm}
+    mixed = {f"mixed_{name}": _mixed(name, fn, device, notes) for name, fn in table.items()}
+    return {**(table if device.type != "cpu" else {n: _on_cpu(fn) for n, fn in table.items()}), **mixed}
 
 
-def _product(name: str, fn: Any, device: torch.device, notes: MutableSequence[str]) -> Product:
+def _on_cpu(fn: Any) -> Product:
+    def run(*operands: Tensor, out: Tensor) -> Tensor:
+        return _by_fp32(fn, operands, out) if out.dtype in _HALF else fn(*operands, out=out)
+
+    return run
+
+
+def _mixed(name: str, fn: Any, device: torch.device, notes: MutableSequence[str]) -> Product:
     wide = _widening(fn, name)
-    on_cpu = device.type == "cpu"
 
     def run(*operands: Tensor, out: Tensor) -> Tensor:
-        inner = operands[-1].dtype
-        plain = inner is out.dtype and operands[-2].dtype is inner and operands[0].dtype is inner
-        if plain and not (on_cpu and inner in _HALF):
-            return fn(*operands, out=out)
-        if wide is not None and not on_cpu and _is_widening(operands, out):
-            return wide(*operands, out=out)
-        if not on_cpu:
-            _note(notes, name, inner, out.dtype)
+        if device.type != "cpu":
+            if wide is not None and _is_widening(operands, out):
+                return wide(*operands, out=out)
+            _note(notes, name, operands[-1].dtype, out.dtype)
         return _by_fp32(fn, operands, out)
 
     return run

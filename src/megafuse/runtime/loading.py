@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import threading
 from collections.abc import Mapping
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from megafuse.runtime import cachedir
@@ -38,5 +39,11 @@ def _execute(text: str, name: str, digest: str, names: Mapping[str, Any]) -> Mod
     module = ModuleType(f"megafuse_generated_{name}_{digest}")
     module.__file__ = str(path)
     vars(module).update(names)
-    exec(compile(text, str(path), "exec"), vars(module))
+    exec(_compiled(text, str(path)), vars(module))
     return module
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(text: str, path: str) -> CodeType:
+    """The same launch code serves several sizes, each in a module of its own."""
+    return compile(text, path, "exec")

@@ -12,17 +12,26 @@ from torch import Tensor
 from megafuse.codegen.artifact import KernelSource
 from megafuse.core.errors import TargetError
 from megafuse.runtime.loading import load_module
+from megafuse.runtime.places import Place
+from megafuse.runtime.tensors import TORCH_DTYPES
 
 
 def numpy_launcher(source: KernelSource) -> Callable[..., None]:
-    """``launch(*tensors)``: calls ``entry(*arrays, *sizes)``, which runs all programs of the grid.
+    """``launch(*tensors)``: runs a kernel on whole tensors."""
+    launch = numpy_kernel(source)
+    return lambda *tensors: launch(None, *map(Place, tensors))
 
-    Each array is flat: a tensor's memory from its first element to the end of its storage, without a copy.
+
+def numpy_kernel(source: KernelSource) -> Callable[..., None]:
+    """``launch(stream, *places)``: calls ``entry(*arrays, *sizes)``, which runs all programs of the grid.
+
+    Each array is flat: the memory from a place to the end of its storage, without a copy.
     """
     kernel = getattr(load_module(source.text, source.entry), source.entry)
+    types = [TORCH_DTYPES[dtype] for _, dtype in source.params]
 
-    def launch(*tensors: Tensor) -> None:
-        kernel(*[flat_array(t) for t in tensors], *source.sizes)
+    def launch(stream: Any, *places: Place) -> None:
+        kernel(*[flat_array(p.tensor(t)) for p, t in zip(places, types, strict=True)], *source.sizes)
 
     return launch
 

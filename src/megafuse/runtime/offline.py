@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,13 +18,14 @@ from typing import Any
 from megafuse.codegen.artifact import KernelSource
 from megafuse.core.dtypes import DType
 from megafuse.core.errors import TargetError
-from megafuse.runtime import cachedir
+from megafuse.runtime import cachedir, shim
 
 _POINTERS = {
     DType.F64: "*fp64", DType.F32: "*fp32", DType.BF16: "*bf16", DType.F16: "*fp16", DType.I64: "*i64",
     DType.I32: "*i32", DType.I16: "*i16", DType.I8: "*i8", DType.U8: "*u8", DType.BOOL: "*i1",
 }  # fmt: skip
 _WORKER = Path(__file__).with_name("shim_worker.py")
+_COPY_ENGINE_SINCE = 90  # the compute capability that tensor descriptors need
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ def compile_offline(
     The work runs in ``processes`` child processes at once, so Triton's interpreter switch and a compiler crash stay
     there. A kernel that crashes the compiler or takes longer than ``seconds_per_kernel`` gets a report with an error.
     What is not compiled after ``seconds`` in all is left, with an error: the last of the ``sources`` first. Open sizes
-    are compiled as 32-bit numbers of which nothing is known.
+    are compiled as 32-bit numbers of which nothing is known. Of a kernel with tensor descriptors its fallback is
+    compiled where a launch would take that (see :func:`launched`).
 
     Raises:
         TargetError: a source is not Triton text.
@@ -92,20 +95,31 @@ def _compile_share(sources: list[KernelSource], arch: int, limit: float, end: fl
 
 def _run_worker(sources: list[KernelSource], arch: int, limit: float, left: float) -> tuple[list[dict[str, Any]], str]:
     """Results of the kernels that the child finished within ``left`` seconds, and what went wrong with the next."""
-    work = json.dumps({"arch": arch, "kernels": [_job(s) for s in sources]})
+    work = json.dumps({"arch": arch, "kernels": [_job(launched(s, arch)) for s in sources]})
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     command = [sys.executable, str(_WORKER)]
-    try:
-        timeout = min(limit * len(sources), left)
-        done = subprocess.run(
-            command, input=work, env=env, capture_output=True, text=True, timeout=timeout, check=False
-        )
-        output, trouble = done.stdout, f"compiler process ended with {done.returncode}: {done.stderr.strip()[-400:]}"
-    except subprocess.TimeoutExpired as late:
-        raw = late.stdout or b""
-        output, trouble = raw.decode() if isinstance(raw, bytes) else raw, f"compilation took longer than {limit:.0f} s"
+    timeout = min(limit * len(sources), left)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    # A session of its own, so that the assembler which the child has started ends with it.
+    with subprocess.Popen(command, env=env, text=True, start_new_session=True, **pipes) as child:
+        try:
+            output, said = child.communicate(work, timeout)
+            trouble = f"compiler process ended with {child.returncode}: {said.strip()[-400:]}"
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            output, trouble = child.communicate()[0], f"compilation took longer than {limit:.0f} s"
+        except BaseException:  # an interrupt reaches this process alone
+            os.killpg(child.pid, signal.SIGKILL)
+            raise
     lines = [json.loads(line) for line in output.split("\n")[:-1] if line.startswith("{")]
     return lines, trouble
+
+
+def launched(source: KernelSource, arch: int) -> KernelSource:
+    """What runs on aligned tensors: ``source``, or its fallback where device or Triton have no tensor descriptors."""
+    if source.fallback is not None and (arch < _COPY_ENGINE_SINCE or shim.triton_version() < shim.DESCRIPTORS_SINCE):
+        return source.fallback
+    return source
 
 
 def _job(source: KernelSource) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import functools
 import hashlib
 import importlib.metadata
 import json
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 import filelock
 
 from megafuse.core.errors import InputError
+from megafuse.core.warn import warn_user
 from megafuse.runtime import cachedir
 
 FORMAT = 1  # of entries, and of what tiles mean to the code generator
@@ -182,7 +182,7 @@ def read_plan(path: Path) -> PlanFile:
 
 def say(text: str) -> None:
     """Warn."""
-    warnings.warn(text, TuningWarning, stacklevel=3)
+    warn_user(text, TuningWarning)
 
 
 @functools.lru_cache(maxsize=8)

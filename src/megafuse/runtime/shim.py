@@ -13,8 +13,8 @@ from __future__ import annotations
 import contextvars
 import inspect
 import os
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,11 +24,14 @@ from megafuse.codegen.artifact import KernelSource
 from megafuse.core.dtypes import DType
 from megafuse.core.errors import TargetError
 from megafuse.runtime.loading import load_module
+from megafuse.runtime.places import Place
+from megafuse.runtime.tensors import TORCH_DTYPES
 
-Launcher = Callable[..., None]
-Bound = Callable[[list[int]], Any]
+Launcher = Callable[..., None]  # (stream, *places)
+Bound = Callable[..., Any]  # (stream, *addresses)
 _PACKED_ADD = "add.s16x2"  # ptxas 12.8 and 12.9 lose the constants of some of these: triton-lang/triton#11581
 DESCRIPTORS_SINCE = (3, 4)  # of Triton: tl.make_tensor_descriptor
+_UNKNOWN = object()  # a hook that this Triton has not
 _ALIGN = 15  # pointers whose low four bits are zero are 16-byte aligned
 
 
@@ -47,7 +50,7 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
 
 
-def cuda_launcher(source: KernelSource) -> Launcher:
+def cuda_launcher(source: KernelSource) -> Callable[..., None]:
     """``launch(*tensors)``: runs a Triton kernel on the tensors' device, on its current stream.
 
     Compilation happens at the first launch for each device and alignment pattern. An empty grid launches nothing.
@@ -55,40 +58,37 @@ def cuda_launcher(source: KernelSource) -> Launcher:
     Raises:
         TargetError: Triton is missing, or interprets kernels in this process.
     """
-    if interpreting():
-        raise TargetError("TRITON_INTERPRET=1 is set: Triton kernels would not run on the GPU", hint="unset it")
-    kernel = _entry(source)
-    if 0 in source.grid:
-        return lambda *tensors: None
-    if source.fallback is not None:
-        return described_launcher(source, cuda_launcher(replace(source, fallback=None)), cuda_launcher(source.fallback))
-    return _Launch(kernel, source).launcher()
-
-
-def described_launcher(source: KernelSource, described: Launcher, plain: Launcher) -> Launcher:
-    """``described`` where tensor descriptors can be made of the tensors ``source.aligned``, else ``plain``.
-
-    Descriptors are made on the device from Triton 3.4 on; the tensor copy engine came with compute capability 9.0.
-    """
-    if triton_version() < DESCRIPTORS_SINCE:
-        return plain
-    positions, address = source.aligned, Tensor.data_ptr
-    able: dict[int, bool] = {}
+    kernel, address = cuda_kernel(source), Tensor.data_ptr
 
     def launch(*tensors: Tensor) -> None:
-        low = 0
-        for position in positions:
-            low |= address(tensors[position])
         device = tensors[0].get_device()
-        if device not in able:
-            able[device] = torch.cuda.get_device_capability(device) >= (9, 0)
-        (plain if low & _ALIGN or not able[device] else described)(*tensors)
+        if device == _current_device():
+            kernel.launch(0, *map(address, tensors))
+        else:
+            with torch.cuda.device(device):
+                kernel.launch(0, *map(address, tensors))
 
     return launch
 
 
-def interpreted_launcher(source: KernelSource) -> Launcher:
-    """``launch(*tensors)`` on CPU tensors through Triton's interpreter: fp64, fp32, fp16 and integers.
+def cuda_kernel(source: KernelSource) -> CudaKernel | DescribedKernel:
+    """A Triton kernel to be launched on addresses.
+
+    Raises:
+        TargetError: Triton is missing, or interprets kernels in this process.
+    """
+    if interpreting():
+        raise TargetError("TRITON_INTERPRET=1 is set: Triton kernels would not run on the GPU", hint="unset it")
+    if source.fallback is None:
+        return CudaKernel(_entry(source), source)
+    plain = CudaKernel(_entry(source.fallback), source.fallback)
+    if triton_version() < DESCRIPTORS_SINCE or 0 in source.grid:
+        return plain
+    return DescribedKernel(CudaKernel(_entry(source), source), plain, source.aligned)
+
+
+def interpreted_kernel(source: KernelSource) -> Launcher:
+    """``launch(stream, *places)`` on CPU memory through Triton's interpreter: fp64, fp32, fp16 and integers.
 
     Raises:
         TargetError: the process was not started with ``TRITON_INTERPRET=1``; the kernel has bf16 arguments, on which
@@ -112,8 +112,14 @@ def interpreted_launcher(source: KernelSource) -> Launcher:
     complete_interpreter()
     kernel = _entry(source.fallback or source)
     if 0 in source.grid:
-        return lambda *tensors: None
-    return lambda *tensors: kernel[source.grid](*[t.detach() for t in tensors], *source.sizes)
+        return lambda stream, *places: None
+    types = [TORCH_DTYPES[dtype] for _, dtype in source.params]
+
+    def launch(stream: Any, *places: Place) -> None:
+        tensors = [place.tensor(dtype).detach() for place, dtype in zip(places, types, strict=True)]
+        kernel[source.grid](*tensors, *source.sizes)
+
+    return launch
 
 
 def complete_interpreter() -> None:
@@ -148,63 +154,105 @@ def _entry(source: KernelSource) -> Any:
     return getattr(load_module(source.text, source.entry), source.entry)
 
 
-class _Launch:
-    """Launches of one kernel.
+@dataclass(frozen=True)
+class _Pointer:
+    """An address as Triton takes it for a tensor."""
 
-    ``variants`` holds, by device and alignment pattern, a bound fast launch, or None for the plain road.
+    address: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        """The address."""
+        return self.address
+
+
+class CudaKernel:
+    """Launches of one kernel on the current device.
+
+    ``variants`` holds, by device and alignment pattern, a bound fast launch, or None for the plain road. ``hooks`` is
+    Triton's list of what wants to see each launch of this kernel.
     """
 
     def __init__(self, kernel: Any, source: KernelSource) -> None:
         self.kernel, self.source = kernel, source
         self.variants: dict[Any, Bound | None] = {}
-        self.hooked = _hook_probe(kernel)
-        self.current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+        self.hooks: list[Any] = getattr(kernel, "pre_run_hooks", [])
+        self.dtypes = [TORCH_DTYPES[dtype] for _, dtype in source.params]
 
-    def launcher(self) -> Launcher:
-        """The function that launch code calls."""
-        variants, hooked, current_device, first = self.variants, self.hooked, self.current_device, self.first
-        address = Tensor.data_ptr
+    def launch(self, stream: int, *pointers: int) -> None:
+        """Launch on the current stream, by the fast road where that is known to be right; an empty grid is nothing."""
+        if 0 in self.source.grid:
+            return
+        device = _current_device()
+        key = (device, tuple(p & _ALIGN == 0 for p in pointers))
+        bound = self.variants.get(key)
+        if bound is None or self.hooks or listening():
+            self._first(key, device, pointers)
+        else:
+            bound(_current_stream(device), *pointers)
 
-        def launch(*tensors: Tensor) -> None:
-            pointers = [address(t) for t in tensors]
-            low = 0
-            for pointer in pointers:
-                low |= pointer
-            device = tensors[0].get_device()
-            key = (device, tuple(p & _ALIGN == 0 for p in pointers)) if low & _ALIGN else device
-            bound = variants.get(key)
-            if bound is None or hooked() or current_device() != device:
-                first(key, device, tensors)
-            else:
-                bound(pointers)
+    def direct(self, device: int) -> Bound | None:
+        """The fast launch on 16-byte aligned addresses, once there was a launch on such; None: there is none."""
+        if 0 in self.source.grid:
+            return lambda stream, *pointers: None
+        return self.variants.get((device, (True,) * len(self.dtypes)))
 
-        return launch
+    def _first(self, key: Any, device: int, pointers: tuple[int, ...]) -> None:
+        """The plain road: first launch of a variant, or hooks."""
+        compiled = self.plain(pointers)
+        if key not in self.variants:
+            check_ptx(compiled, self.source)
+            self.variants[key] = bind(compiled, self.kernel, self.source)
 
-    def first(self, key: Any, device: int, tensors: tuple[Tensor, ...]) -> None:
-        """The plain road: first launch of a variant, hooks, or another current device."""
-        with torch.cuda.device(device):
-            compiled = self.plain(*tensors)
-            if key not in self.variants:
-                check_ptx(compiled, self.source)
-                self.variants[key] = bind(compiled, self.kernel, self.source, device)
-
-    def plain(self, *tensors: Tensor) -> Any:
+    def plain(self, pointers: Sequence[int]) -> Any:
         """Launch as any Triton user does; returns the compiled kernel.
 
         Descriptors take memory for themselves: Triton asks an allocator that is set for the running thread.
         """
+        given = [_Pointer(p, dtype) for p, dtype in zip(pointers, self.dtypes, strict=True)]
         if self.source.aligned:
-            return contextvars.copy_context().run(self._with_allocator, tensors)
-        return self._run(tensors)
+            return contextvars.copy_context().run(self._with_allocator, given)
+        return self._run(given)
 
-    def _with_allocator(self, tensors: tuple[Tensor, ...]) -> Any:
-        device = tensors[0].device
+    def _with_allocator(self, given: Sequence[_Pointer]) -> Any:
+        device = torch.device("cuda", _current_device()) if torch.cuda.is_available() else torch.device("cpu")
         _triton().set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=device))
-        return self._run(tensors)
+        return self._run(given)
 
-    def _run(self, tensors: tuple[Tensor, ...]) -> Any:
+    def _run(self, given: Sequence[_Pointer]) -> Any:
         src = self.source
-        return self.kernel[src.grid](*tensors, *src.sizes, num_warps=src.num_warps, num_stages=src.num_stages)
+        return self.kernel[src.grid](*given, *src.sizes, num_warps=src.num_warps, num_stages=src.num_stages)
+
+
+@dataclass(frozen=True)
+class DescribedKernel:
+    """``described`` where tensor descriptors can be made of the tensors at ``positions``, else ``plain``.
+
+    Descriptors are made on the device from Triton 3.4 on; the tensor copy engine came with compute capability 9.0.
+    """
+
+    described: CudaKernel
+    plain: CudaKernel
+    positions: tuple[int, ...]
+
+    @property
+    def hooks(self) -> list[Any]:
+        """Those of the kernel that aligned addresses get."""
+        return self._able(_current_device()).hooks
+
+    def launch(self, stream: int, *pointers: int) -> None:
+        """Launch on the current stream."""
+        low = 0
+        for position in self.positions:
+            low |= pointers[position]
+        (self.plain if low & _ALIGN else self._able(_current_device())).launch(stream, *pointers)
+
+    def direct(self, device: int) -> Bound | None:
+        """The fast launch on aligned addresses."""
+        return self._able(device).direct(device)
+
+    def _able(self, device: int) -> CudaKernel:
+        return self.described if torch.cuda.get_device_capability(device) >= (9, 0) else self.plain
 
 
 def check_ptx(compiled: Any, source: KernelSource) -> None:
@@ -220,14 +268,13 @@ def check_ptx(compiled: Any, source: KernelSource) -> None:
         )
 
 
-def bind(compiled: Any, kernel: Any, source: KernelSource, device: int) -> Bound | None:
+def bind(compiled: Any, kernel: Any, source: KernelSource) -> Bound | None:
     """The fast launch of a compiled kernel, or None where this Triton is not one whose launcher is known."""
     binder = _BINDERS.get(triton_version())
-    stream_of: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    if binder is None or stream_of is None or compiled is None:
+    if binder is None or compiled is None or not hasattr(torch._C, "_cuda_getCurrentRawStream"):
         return None
     try:
-        return binder(compiled, (*source.grid, 1), lambda: stream_of(device), _constants(kernel, source))
+        return binder(compiled, (*source.grid, 1), _constants(kernel, source))
     except (AttributeError, TypeError, ValueError):
         return None
 
@@ -244,7 +291,7 @@ def _scratch_free(run: Any) -> bool:
     return run.global_scratch_size == 0 and run.profile_scratch_size == 0
 
 
-def _bind_36(compiled: Any, grid: tuple[int, ...], stream: Callable[[], int], tail: tuple[Any, ...]) -> Bound | None:
+def _bind_36(compiled: Any, grid: tuple[int, ...], tail: tuple[Any, ...]) -> Bound | None:
     """3.6: a C function per signature.
 
     ``launch(gx, gy, gz, stream, function, cooperative, pdl, scratch, profile scratch, metadata, launch metadata, enter
@@ -257,13 +304,13 @@ def _bind_36(compiled: Any, grid: tuple[int, ...], stream: Callable[[], int], ta
     cooperative, pdl = run.launch_cooperative_grid, run.launch_pdl
     gx, gy, gz = grid
 
-    def bound(pointers: list[int]) -> None:
-        launch(gx, gy, gz, stream(), function, cooperative, pdl, None, None, packed, None, None, None, *pointers, *tail)
+    def bound(stream: int, *pointers: int) -> None:
+        launch(gx, gy, gz, stream, function, cooperative, pdl, None, None, packed, None, None, None, *pointers, *tail)
 
     return bound
 
 
-def _bind_39(compiled: Any, grid: tuple[int, ...], stream: Callable[[], int], tail: tuple[Any, ...]) -> Bound | None:
+def _bind_39(compiled: Any, grid: tuple[int, ...], tail: tuple[Any, ...]) -> Bound | None:
     """3.9: one C function for all signatures.
 
     ``launch(gx, gy, gz, stream, function, cooperative, pdl, metadata, launch metadata, enter hook, exit hook, scratch,
@@ -277,9 +324,9 @@ def _bind_39(compiled: Any, grid: tuple[int, ...], stream: Callable[[], int], ta
     notes, signature = run.arg_annotations, run.kernel_signature
     gx, gy, gz = grid
 
-    def bound(pointers: list[int]) -> None:
+    def bound(stream: int, *pointers: int) -> None:
         launch(
-            gx, gy, gz, stream(), function, cooperative, pdl, packed, None, None, None, None, None, notes, signature,
+            gx, gy, gz, stream, function, cooperative, pdl, packed, None, None, None, None, None, notes, signature,
             (*pointers, *tail),
         )  # fmt: skip
 
@@ -289,17 +336,20 @@ def _bind_39(compiled: Any, grid: tuple[int, ...], stream: Callable[[], int], ta
 _BINDERS = {(3, 6): _bind_36, (3, 9): _bind_39}
 
 
-def _hook_probe(kernel: Any) -> Callable[[], bool]:
-    """A function that says whether anything wants to see launches (profilers), so that the plain road must be taken."""
+def listening() -> bool:
+    """Something wants to see every launch (profilers), so that the plain road must be taken."""
     runtime = getattr(getattr(_triton(), "knobs", None), "runtime", None)
-    if runtime is None or not hasattr(runtime, "launch_enter_hook") or not hasattr(kernel, "pre_run_hooks"):
-        return lambda: True
+    enter, leave = getattr(runtime, "launch_enter_hook", _UNKNOWN), getattr(runtime, "launch_exit_hook", _UNKNOWN)
+    return bool(
+        (enter is not None and getattr(enter, "calls", True)) or (leave is not None and getattr(leave, "calls", True))
+    )
 
-    def hooked() -> bool:
-        enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
-        heard = (enter is not None and getattr(enter, "calls", True)) or (
-            leave is not None and getattr(leave, "calls", True)
-        )
-        return bool(heard or kernel.pre_run_hooks)
 
-    return hooked
+def _current_device() -> int:
+    current: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+    return current()
+
+
+def _current_stream(device: int) -> int:
+    stream: int = torch._C._cuda_getCurrentRawStream(device)
+    return stream

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,11 +12,14 @@ from torch import Tensor
 from megafuse.codegen.artifact import Artifact, KernelSource
 from megafuse.core.errors import TargetError, VerifyError
 from megafuse.runtime import dots, numpy_kernels, shim, tensors
+from megafuse.runtime.direct import Direct, stream_reader
 from megafuse.runtime.loading import load_host
+from megafuse.runtime.places import Place
 
 Tensors = list[Tensor | None]
 OpaqueTable = Callable[[int, tuple[Tensor, ...]], Sequence[Tensor | None]]
 Launcher = Callable[..., None]
+Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 TARGETS = ("cuda", "interpret")
 
 
@@ -29,7 +31,8 @@ class LoadedStep:
 
     ``saved_inputs[i]`` is the input that ``saved[i]`` is, or -1; ``saved_strides[i]`` are the strides that backward
     relies on; ``overwritten`` are the positions in ``saved`` whose memory backward writes over. ``returned_again``
-    are the outputs that are one tensor with a later output. ``notes`` say what runs otherwise than planned.
+    are the outputs that are one tensor with a later output. ``tangents``: shape, strides and element type of those that
+    backward reads. ``notes`` say what runs otherwise than planned.
     """
 
     def __init__(
@@ -56,9 +59,10 @@ class LoadedStep:
         self.target, self.artifact = target, artifact.at(sizes or {})
         self.notes: list[str] = list(artifact.notes)
         poison = os.environ.get("MEGAFUSE_POISON") == "1" if poison is None else poison
+        kernels = _kernels(self.artifact.kernels, target)
         names = {
             **_helpers(self.device, poison, self.notes),
-            **_kernels(self.artifact.kernels, target),
+            **{name: _launcher(kernel) for name, kernel in kernels.items()},
             "opaque": _opaque(opaque),
             **(sizes or {}),
         }
@@ -70,11 +74,15 @@ class LoadedStep:
         self.saved_strides: list[tuple[int, ...]] = list(module.get("SAVED_STRIDES", ()))
         self.overwritten: tuple[int, ...] = module.get("OVERWRITTEN", ())
         self.returned_again: tuple[int, ...] = module.get("RETURNED_AGAIN", ())
-        self.forward: Callable[[Tensors], tuple[Tensors, Tensors]] = _guarded(module["forward"], self.device)
+        self.tangents: dict[int, Layout] = module.get("TANGENTS", {})
         self.has_backward = "backward" in module
-        self.backward: Callable[[Tensors, Tensors], Tensors] = _guarded(
-            module.get("backward", _no_backward), self.device
-        )
+        self.forward: Callable[[Tensors], tuple[Tensors, Tensors]] = module["forward"]
+        self.backward: Callable[[Tensors, Tensors], Tensors] = module.get("backward", _no_backward)
+        if self.device.type == "cuda":
+            short = {} if poison else tensors.short_cuts(self.device)
+            direct = load_host(artifact.host.text, {**names, **short})
+            self.forward = Direct(self.forward, direct["forward"], kernels, self.device)
+            self.backward = Direct(self.backward, direct.get("backward", _no_backward), kernels, self.device)
 
 
 def _checked_device(target: str, device: torch.device) -> torch.device:
@@ -92,29 +100,39 @@ def _checked_device(target: str, device: torch.device) -> torch.device:
 
 def _helpers(device: torch.device, poison: bool, notes: list[str]) -> dict[str, Any]:
     empty = tensors.allocator(device, poison=poison)
-    own = {"empty": empty, "view": tensors.view, "detached": tensors.detached, "fresh": tensors.fresh}
-    return {**tensors.DTYPE_TOKENS, **own, "arrange": tensors.arranger(empty), **dots.products(device, notes)}
+    own: dict[str, Any] = {"empty": empty, "view": tensors.view, "part": tensors.view, "detached": tensors.detached}
+    own |= {"fresh": tensors.fresh, "arrange": tensors.arranger(empty), **dots.products(device, notes)}
+    if device.type == "cuda":
+        own |= {"current_stream": stream_reader(device), "address": Tensor.data_ptr}
+    else:
+        own |= {"current_stream": lambda: None, "address": Place}
+    return {**tensors.DTYPE_TOKENS, **own}
 
 
-def _kernels(sources: Sequence[KernelSource], target: str) -> Mapping[str, Launcher]:
-    found: dict[str, tuple[str, Launcher]] = {}
+def _kernels(sources: Sequence[KernelSource], target: str) -> Mapping[str, Any]:
+    found: dict[str, tuple[str, Any]] = {}
     for source in sources:
         known = found.get(source.entry)
         if known and known[0] != source.digest:
             raise VerifyError(f"two different kernels are called {source.entry!r}")
-        found[source.entry] = known or (source.digest, _launcher(source, target))
-    return {name: launcher for name, (_, launcher) in found.items()}
+        found[source.entry] = known or (source.digest, _kernel(source, target))
+    return {name: kernel for name, (_, kernel) in found.items()}
 
 
-def _launcher(source: KernelSource, target: str) -> Launcher:
-    makers = {
-        ("triton", "cuda"): shim.cuda_launcher,
-        ("triton", "interpret"): shim.interpreted_launcher,
-        ("numpy", "interpret"): numpy_kernels.numpy_launcher,
+def _kernel(source: KernelSource, target: str) -> Any:
+    makers: dict[tuple[str, str], Callable[[KernelSource], Any]] = {
+        ("triton", "cuda"): shim.cuda_kernel,
+        ("triton", "interpret"): shim.interpreted_kernel,
+        ("numpy", "interpret"): numpy_kernels.numpy_kernel,
     }
     if (source.backend, target) not in makers:
         raise TargetError(f"kernel {source.entry}: {source.backend} text does not run on target {target!r}")
     return makers[source.backend, target](source)
+
+
+def _launcher(kernel: Any) -> Launcher:
+    launch: Launcher = getattr(kernel, "launch", kernel)
+    return launch
 
 
 def _opaque(table: OpaqueTable | None) -> OpaqueTable:
@@ -140,27 +158,3 @@ def _no_opaque(call: int, args: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]
 
 def _no_backward(saved: Tensors, tangents: Tensors) -> Tensors:
     raise VerifyError("this step has no backward")
-
-
-def _guarded(fn: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """``fn`` with ``device`` as the current CUDA device.
-
-    The first call of a thread (autograd has its own for backward) launches something plain first: a thread whose first
-    CUDA call is a matrix product has no context yet, and PyTorch warns about that.
-    """
-    if device.type != "cuda":
-        return fn
-    current: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
-    index = device.index
-    thread = threading.local()
-
-    def call(*lists: Tensors) -> Any:
-        if current() == index and getattr(thread, "known", False):
-            return fn(*lists)
-        with torch.cuda.device(index):
-            if not getattr(thread, "known", False):
-                torch.zeros((), device=device)
-                thread.known = True
-            return fn(*lists)
-
-    return call

@@ -46,23 +46,18 @@ def allocator(device: torch.device, *, poison: bool = False) -> Empty:
     def empty(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
-    if poison:
-        return lambda shape, strides, dtype: poison_(empty(shape, strides, dtype))
-    return _short_cut(empty) if device.type == "cuda" else empty
+    return (lambda shape, strides, dtype: poison_(empty(shape, strides, dtype))) if poison else empty
 
 
-def _short_cut(plain: Empty) -> Empty:
-    """Allocation on the current CUDA device past the dispatcher (a third of its time), unless a mode listens there."""
-    guards = getattr(torch._C, "_dynamo", None)
-    direct = getattr(getattr(guards, "guards", None), "_empty_strided_cuda", None)
-    modes: Callable[[], int] | None = getattr(torch._C, "_len_torch_dispatch_stack", None)
-    if direct is None or modes is None:
-        return plain
+def short_cuts(device: torch.device) -> dict[str, Callable[..., Any]]:
+    """``empty`` on the current CUDA device and ``part``, past PyTorch's dispatcher (a third of the time).
 
-    def empty(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return plain(shape, strides, dtype) if modes() else direct(shape, strides, dtype)
-
-    return empty
+    They are right only where no dispatch mode is active. Empty where this PyTorch lacks one.
+    """
+    guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+    names = {"empty": f"_empty_strided_{device.type}", "part": "_reinterpret_tensor"}
+    found = {name: getattr(guards, own, None) for name, own in names.items()}
+    return {name: fn for name, fn in found.items() if fn is not None}
 
 
 def poison_(tensor: Tensor) -> Tensor:

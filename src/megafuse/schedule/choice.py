@@ -10,7 +10,8 @@ from megafuse.core.device import DeviceSpec
 from megafuse.core.sizes import ceil_div, is_open, may_exceed
 from megafuse.ir.nest import Root
 from megafuse.schedule.identity import kernel_key
-from megafuse.schedule.tiling import LONGEST_SUM, TileRequest, choose_tile, tile_loads
+from megafuse.schedule.residency import tile_loads
+from megafuse.schedule.tiling import LONGEST_SUM, TileRequest, choose_tile
 from megafuse.schedule.types import KernelTiles, Tile, TileRules
 
 Known = Callable[[str], KernelTiles | None]

@@ -4,76 +4,29 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from megafuse.core.device import DeviceSpec
 from megafuse.core.sizes import ceil_div, may_exceed, typical
 from megafuse.fusion.plan import Cover, KernelGroup
+from megafuse.ir.chain import external_reads
 from megafuse.ir.graph import Node, contiguous_strides
 from megafuse.ir.index import Affine, Axis, Index, combine
 from megafuse.ir.nest import Anchor, Nest, Root, rename_axes
 from megafuse.ir.trace import Inst, Trace, trace_nest
 from megafuse.ir.types import Concat, Dot, Opaque
 from megafuse.ir.views import memory_of
+from megafuse.schedule.chains import ChainMaker
 from megafuse.schedule.choice import Choice, Known, choose_tiles, nothing_known
-from megafuse.schedule.dot_tiling import choose_dot_tile
+from megafuse.schedule.dot_tiling import choose_dot_tile, live_tiles
 from megafuse.schedule.hoisting import hoisting_axes
-from megafuse.schedule.partials import CHUNK, Partial, finisher_nests, make_partial
-from megafuse.schedule.tiling import TileRequest, tile_loads
-from megafuse.schedule.types import DotTile, Tile, TileRules
-
-SHORT_RUN = 128  # bytes: shorter contiguous runs waste parts of the sectors they fetch
-
-
-@dataclass(frozen=True)
-class PhasePlan:
-    """A phase before buffers have names. ``stores``: (root, node written, element offset)."""
-
-    trace: Trace
-    fixed: tuple[Axis, ...]
-    loop: tuple[Axis, ...]
-    tile: Tile
-    stores: tuple[tuple[Root, Node, Affine], ...]
-    rules: TileRules | None
-
-
-@dataclass(frozen=True)
-class DotPlan:
-    """The product of a kernel; ``operands``: the values with memory that it multiplies."""
-
-    node: Node
-    operands: tuple[Node, ...]
-    tile: DotTile
-
-
-@dataclass(frozen=True)
-class KernelPlan:
-    """A kernel before buffers have names. ``key``, ``finishes``: see ``KernelSchedule``."""
-
-    phases: tuple[PhasePlan, ...]
-    num_warps: int
-    forward: bool
-    key: str
-    finishes: str = ""
-    dot: DotPlan | None = None
-
-    @property
-    def num_stages(self) -> int:
-        """Depth of the software pipeline of the row loops, or of the loop over K."""
-        return max(p.tile.num_stages for p in self.phases)
-
-    @property
-    def reads(self) -> tuple[Node, ...]:
-        """Nodes loaded, in order of first load; what an earlier phase of the kernel wrote is not among them."""
-        own = {*self.writes, *([self.dot.node] if self.dot else [])}
-        loads = (i.node for p in self.phases for i in p.trace.loads())
-        operands = self.dot.operands if self.dot else ()
-        return tuple(n for n in dict.fromkeys((*operands, *loads)) if n not in own)
-
-    @property
-    def writes(self) -> tuple[Node, ...]:
-        """Nodes written, in order."""
-        return tuple(dict.fromkeys(n for p in self.phases for _, n, _ in p.stores))
+from megafuse.schedule.joint import Joint, join_finishers
+from megafuse.schedule.kernel_plan import DotPlan, KernelPlan, PhasePlan
+from megafuse.schedule.partials import Partial, finisher_nests, make_partial
+from megafuse.schedule.residency import sharers, short_run_axis
+from megafuse.schedule.split_dot import split_finisher, split_kernel
+from megafuse.schedule.tiling import TileRequest, choose_tile
+from megafuse.schedule.types import Tile, TileRules
 
 
 class KernelMaker:
@@ -87,14 +40,20 @@ class KernelMaker:
         self.uids = itertools.count(max((n.uid for n in cover.graph.nodes), default=0) + 1, 2)
         self.absorbed: set[int] = set()
         self.traces = [trace_nest(nest, cover.materialised) for nest in cover.nests]
+        self.chains = ChainMaker(cover, device, self.strides)
         self.read_by = self._readers()
 
     def run(self) -> list[KernelPlan]:
         """All kernels, finishers right after the kernel whose partials they sum."""
         out: list[KernelPlan] = []
+        for chain in self.cover.chains:
+            plan, partials = self.chains.plan(chain, self.read_by, self.uids)
+            out += [plan, *self._finishers(-1, partials, chain.forward, "")]
         for number, group in enumerate(self.cover.groups):
             if number not in self.absorbed:
                 out.extend(self._group(number, group))
+        for dot, splits in self.cover.splits.items():
+            out.extend(self._split(dot, splits))
         return out
 
     def strides(self, node: Node) -> tuple[int, ...]:
@@ -102,19 +61,23 @@ class KernelMaker:
         return self.layout.get(node) or contiguous_strides(node.shape)
 
     def _readers(self) -> dict[Node, set[object]]:
-        """Who reads each materialised value: nest numbers, and "call" for library calls and outputs."""
+        """Who reads each materialised value: nest numbers, chains, and "call" for library calls and outputs."""
         readers: dict[Node, set[object]] = {}
         products = {g.nests[0]: g.dot for g in self.cover.groups if g.dot is not None}
         for number, trace in enumerate(self.traces):
             for node in trace.loaded() - {products.get(number)}:
                 readers.setdefault(node, set()).add(number)
-        from_calls = [a for n in self.cover.graph.nodes if n.is_a(Dot, Opaque) for a in n.args]
+        for at, chain in enumerate(self.cover.chains):
+            for node in external_reads(chain, self.cover.materialised):
+                readers.setdefault(node, set()).add(("chain", at))
+        chained = {s.node for c in self.cover.chains for s in c.dots if s.node not in c.again}
+        from_calls = [a for n in self.cover.graph.nodes if n.is_a(Dot, Opaque) and n not in chained for a in n.args]
         for node in (*from_calls, *(n for n in self.cover.graph.outputs if n is not None)):
             readers.setdefault(memory_of(node, self.cover.materialised), set()).add("call")
         return readers
 
-    def _dot(self, group: KernelGroup, dot: Node) -> KernelPlan:
-        """A generated product with its epilogue."""
+    def _dot(self, number: int, group: KernelGroup, dot: Node) -> list[KernelPlan]:
+        """A generated product with its epilogue, and what adds up the partial sums that its tiles of rows leave."""
         nest, fixed = self._tidy(self.cover.nests[group.nests[0]], group.fixed[0])
         trace = trace_nest(nest, self.cover.materialised)
         (product,) = (i for i in trace.loads() if i.node is dot)
@@ -122,9 +85,9 @@ class KernelMaker:
             trace = replace(trace, roots={Root(Anchor(dot), product.index): product, **trace.roots})
         tiled = {load.node for load in trace.loads() if load.axes == product.axes and load is not product}
         problems, rows, cols = dot.shape
-        tile = choose_dot_tile(
-            (problems, rows, cols, dot.args[0].shape[-1]), dot.dtype, self.device, len(tiled) + 1, self.cover.tf32
-        )
+        shape = (problems, rows, cols, dot.args[0].shape[-1])
+        live = live_tiles(trace, product.axes)
+        tile = choose_dot_tile(shape, dot.dtype, self.device, len(tiled) + 1, self.cover.tf32, live)
         loop = tuple(a for a in nest.space.rows if a.name not in fixed)
         held = Tile(
             row_tile=tile.rows,
@@ -135,19 +98,33 @@ class KernelMaker:
             num_stages=tile.num_stages,
             why=f"{tile.parts} pieces of the product's tiles; {tile.why}",
         )
-        stores = tuple(s for root in trace.roots for s in self._store(root))
-        phase = PhasePlan(trace, tuple(a for a in nest.space.rows if a.name in fixed), loop, held, stores, None)
+        partials: dict[Node, Partial] = {}
+        outer = tuple(a for a in nest.space.rows if a.name in fixed)
+        stores = self._stores(trace.roots, outer, ceil_div(rows, tile.rows), partials)
+        phase = PhasePlan(trace, outer, loop, held, stores, None)
         operands = tuple(dict.fromkeys(memory_of(a, self.cover.materialised) for a in dot.args))
-        return KernelPlan((phase,), tile.num_warps, dot in self.forward, "", dot=DotPlan(dot, operands, tile))
+        forward = dot in self.forward
+        kernel = KernelPlan((phase,), tile.num_warps, forward, "", dot=DotPlan(dot, operands, tile))
+        return [kernel, *self._finishers(number, partials, forward, "")]
+
+    def _split(self, dot: Node, splits: int) -> list[KernelPlan]:
+        """A generated product in parts of K, and what adds up their sums."""
+        operands = tuple(dict.fromkeys(memory_of(a, self.cover.materialised) for a in dot.args))
+        forward = dot in self.forward
+        kernel, sums = split_kernel(dot, splits, operands, next(self.uids), forward, self.device, self.cover.tf32)
+        finisher = split_finisher(dot, sums, next(self.uids), self.cover.materialised)
+        return [kernel, self._finisher_kernel(finisher, forward, "")]
 
     def _group(self, number: int, group: KernelGroup) -> list[KernelPlan]:
         if group.dot is not None:
-            return [self._dot(group, group.dot)]
+            return self._dot(number, group, group.dot)
         chosen = [(self.cover.nests[n], f) for n, f in zip(group.nests, group.fixed, strict=True)]
         if len(chosen) == 1 and not chosen[0][1]:
             trace = self.traces[group.nests[0]]
-            walked = self._short_run_axis(trace, set(trace.nest.space.row_names))
-            chosen = [(chosen[0][0], hoisting_axes(trace, self.device, walked))]
+            walked = short_run_axis(trace, trace.nest.space.row_names, self.strides)
+            chosen = [(trace.nest, hoisting_axes(trace, self.device, walked))]
+            if walked and not chosen[0][1]:
+                chosen = [self._shared(trace, walked)]
         nests = [self._tidy(n, f) for n, f in chosen]
         whole = len(nests) > 1
         requests = []
@@ -164,6 +141,22 @@ class KernelMaker:
         kernels = [KernelPlan(tuple(phases), choice.num_warps, forward, choice.key)]
         return kernels + self._finishers(number, partials, forward, choice.key)
 
+    def _shared(self, trace: Trace, axis: str) -> tuple[Nest, tuple[str, ...]]:
+        """A walk with column sums is shared along ``axis``: each program takes some rows of every block it comes to.
+
+        Without column sums, programs are short anyway.
+        """
+        nest = trace.nest
+        if not any(r.by_rows for r in nest.roots):
+            return nest, ()
+        request = TileRequest(trace, (), self.strides, self._chunk_unit(trace, ()), False)
+        chunk = choose_tile(request, self.device).rows_per_chunk
+        programs = ceil_div(typical(nest.space.num_rows), typical(chunk))
+        number = sharers(trace, axis, programs, self.device)
+        if number == 1:
+            return nest, ()
+        return nest.split(axis, nest.space.sizes[axis] // number), (axis + "a",)
+
     def _choose(self, requests: list[TileRequest], blocks_per_sm: int = 0) -> Choice:
         choice = choose_tiles(requests, self.device, self.known, lambda r: bool(self._store(r)), blocks_per_sm)
         if choice.problem:
@@ -173,7 +166,7 @@ class KernelMaker:
     def _chunk_unit(self, trace: Trace, fixed: tuple[str, ...]) -> int:
         """Rows over which a gather completes the sectors that it fetches: one program should walk them all."""
         rows = trace.nest.space.row_names - set(fixed)
-        inner = self._short_run_axis(trace, set(rows))
+        inner = short_run_axis(trace, rows, self.strides)
         return 1 if inner is None else trace.nest.space.sizes[inner]
 
     def _tidy(self, nest: Nest, fixed: tuple[str, ...]) -> tuple[Nest, tuple[str, ...]]:
@@ -192,19 +185,25 @@ class KernelMaker:
         for a in loop:
             size *= a.size
         chunks = ceil_div(size, tile.rows_per_chunk) if may_exceed(size, tile.rows_per_chunk) else 1
+        return PhasePlan(trace, fixed_axes, loop, tile, self._stores(trace.roots, fixed_axes, chunks, partials), rules)
+
+    def _stores(
+        self, roots: Iterable[Root], fixed: tuple[Axis, ...], chunks: int, partials: dict[Node, Partial]
+    ) -> tuple[tuple[Root, Node, Affine], ...]:
+        """Where the roots of a phase go; column reductions that one program does not complete go to ``partials``."""
         stores: list[tuple[Root, Node, Affine]] = []
-        for root in trace.nest.roots:
+        for root in roots:
             if not root.by_rows:
                 stores.extend(self._store(root))
                 continue
             uid = next(self.uids)
-            partial = make_partial(root, fixed_axes, chunks, f"partial_{uid}", uid)
+            partial = make_partial(root, fixed, chunks, f"partial_{uid}", uid)
             if partial is None:
                 stores.append((root, root.anchor.node, combine(root.index, self.strides(root.anchor.node))))
             else:
                 partials[root.anchor.node] = partial
                 stores.append((root, partial.node, combine(partial.index, contiguous_strides(partial.node.shape))))
-        return PhasePlan(trace, fixed_axes, loop, tile, tuple(stores), rules)
+        return tuple(stores)
 
     def _store(self, root: Root) -> Iterable[tuple[Root, Node, Affine]]:
         """Where a map or row reduction goes; nowhere when only its own nest reads it."""
@@ -225,34 +224,13 @@ class KernelMaker:
         A gather in short runs wants the row axis that continues its runs innermost, so that neighbours share the
         sectors they fetch. Otherwise the largest value touched decides: largest memory step outermost.
         """
-        names = {a.name for a in rows}
+        names = frozenset(a.name for a in rows)
         touched = [(i.node, i.index) for i in trace.loads()] + [(r.anchor.value, r.index) for r in trace.nest.roots]
         node, index = max(touched, key=lambda t: (len(_axes(t[1]) & names), typical(t[0].type.numel)))
         step = dict(combine(index, self.strides(node)).terms)
         order = sorted(rows, key=lambda a: -abs(typical(step.get(a.name, 0))))
-        inner = self._short_run_axis(trace, names)
+        inner = short_run_axis(trace, names, self.strides)
         return tuple(sorted(order, key=lambda a: a.name == inner))
-
-    def _short_run_axis(self, trace: Trace, rows: set[str]) -> str | None:
-        """The row axis next to the columns in the memory of the largest load whose contiguous runs are short."""
-        cols = trace.nest.space.col_names
-        best: tuple[int, str] | None = None
-        for load in tile_loads(trace):
-            if not load.axes & rows:
-                continue
-            sizes = trace.nest.space.sizes
-            terms = sorted(combine(load.index, self.strides(load.node)).terms, key=lambda t: abs(typical(t[1])))
-            run = 1
-            for name, stride in terms:
-                if stride not in (run, -run) or name not in (*cols, *rows):
-                    break
-                if name in rows:
-                    numel = typical(load.node.type.numel)
-                    if 1 < typical(run) < SHORT_RUN / load.dtype.size and (best is None or numel > best[0]):
-                        best = (numel, name)
-                    break
-                run *= sizes[name]
-        return None if best is None else best[1]
 
     def _finishers(self, number: int, partials: dict[Node, Partial], forward: bool, key: str) -> list[KernelPlan]:
         if not partials:
@@ -270,7 +248,17 @@ class KernelMaker:
         needed = frozenset(n for n in partials if self.read_by.get(n, set()) - follower_nests)
         traces, left = finisher_nests(partials, list(followers.values()), needed, self.cover.materialised)
         self.absorbed |= {o for o, nest in followers.items() if nest not in left}
-        return [self._finisher_kernel(t, forward, key) for t in traces]
+        joint, traces = join_finishers(traces, self.strides) if number < 0 else ([], traces)
+        kernels = [self._joint_kernel(j, forward, key) for j in joint]
+        return kernels + [self._finisher_kernel(t, forward, key) for t in traces]
+
+    def _joint_kernel(self, joint: Joint, forward: bool, finishes: str) -> KernelPlan:
+        choice = self._choose([TileRequest(joint.trace, (), self.strides, 1, False)])
+        rows = joint.trace.nest.space.rows
+        stores = tuple((root, node, at) for root, node, at, _ in joint.stores)
+        guards = {root: inside for root, _, _, inside in joint.stores}
+        phase = PhasePlan(joint.trace, (), rows, choice.tiles[0], stores, choice.rules[0], guards)
+        return KernelPlan((phase,), choice.num_warps, forward, choice.key, finishes)
 
     def _finisher_kernel(self, trace: Trace, forward: bool, finishes: str) -> KernelPlan:
         nest, _ = self._tidy(trace.nest, ())
@@ -310,6 +298,3 @@ def _rename_trace(trace: Trace, nest: Nest, names: dict[str, str]) -> Trace:
         )
     roots = {root: new[trace.roots[old]] for old, root in zip(trace.nest.roots, nest.roots, strict=True)}
     return Trace(nest, tuple(new.values()), roots)
-
-
-__all__ = ["CHUNK", "KernelMaker", "KernelPlan", "PhasePlan"]

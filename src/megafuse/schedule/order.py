@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from megafuse.ir.graph import Graph, Node
 from megafuse.ir.types import Dot, Input, Opaque, Pick
 from megafuse.ir.views import memory_of
-from megafuse.schedule.kernels import KernelPlan
+from megafuse.schedule.kernel_plan import KernelPlan
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +32,7 @@ def collect_work(graph: Graph, kernels: Sequence[KernelPlan], materialised: froz
         if isinstance(node.attrs, Pick):
             picks.setdefault(node.args[0], []).append(node)
     generated = {k.dot.node for k in kernels if k.dot is not None}
+    generated = generated.union(*(k.chain.owned for k in kernels if k.chain is not None))
     for node in graph.nodes:
         if isinstance(node.attrs, Dot | Opaque) and node not in generated:
             reads = tuple(dict.fromkeys(memory_of(a, materialised) for a in node.args))

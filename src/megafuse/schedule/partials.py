@@ -6,21 +6,23 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from megafuse.core.dtypes import DType
 from megafuse.core.sizes import typical
 from megafuse.ir.graph import Node, contiguous_strides
 from megafuse.ir.index import Affine, Axis, Index
 from megafuse.ir.nest import Anchor, Nest, Root, Space, rename_axes
 from megafuse.ir.trace import Memory, NestError, Trace, trace_nest
-from megafuse.ir.types import Input, Reduce, TensorType
+from megafuse.ir.types import Cast, Input, Reduce, TensorType
 
 CHUNK = "chunk"
 
 
 @dataclass(frozen=True)
 class Partial:
-    """Partials of one column reduction: ``node`` stands for the buffer, ``total`` for the sum over its leading dims.
+    """Partials of one sum over rows: ``node`` stands for the buffer, ``total`` for the sum over its leading dims.
 
-    ``index`` is where a program stores its partial, over the dims of ``node``.
+    ``index`` is where a program stores its partial of a column reduction, over the dims of ``node``. The total of a dot
+    is rounded to the dot's type.
     """
 
     node: Node
@@ -46,6 +48,16 @@ def make_partial(root: Root, fixed: Sequence[Axis], num_chunks: int, name: str, 
     axes = tuple(range(len(outer)))
     total = Node(uid + 1, Reduce(attrs.fn, axes), (source,), node.type, node.origin)
     return Partial(source, total, (*(Affine(((a.name, 1),)) for a in outer), *root.index))
+
+
+def dot_partial(dot: Node, num_chunks: int, name: str, uid: int) -> Partial:
+    """The partials of a dot that contracts rows: fp32 sums ``[chunks, 1, K, N]``, added up and then rounded."""
+    shape = (num_chunks, *dot.shape)
+    source = Node(uid, Input(name, -1, contiguous_strides(shape), "partial"), (), TensorType(shape, DType.F32))
+    total = Node(uid + 1, Reduce("sum", (0,)), (source,), TensorType(dot.shape, DType.F32), dot.origin)
+    if dot.dtype is not DType.F32:
+        total = Node(uid + 2, Cast(), (total,), dot.type, dot.origin)
+    return Partial(source, total, ())
 
 
 def finisher_nests(
@@ -105,8 +117,9 @@ def _plain_finisher(node: Node, partial: Partial, sources: Memory) -> Trace:
 
 
 def _count(partial: Partial) -> int:
-    assert isinstance(partial.total.attrs, Reduce)
-    return math.prod(partial.node.shape[a] for a in partial.total.attrs.axes)
+    total = partial.total if partial.total.is_a(Reduce) else partial.total.args[0]
+    assert isinstance(total.attrs, Reduce)
+    return math.prod(partial.node.shape[a] for a in total.attrs.axes)
 
 
 def _join_equal(traces: list[Trace], sources: Memory, overrides: Mapping[Node, Node]) -> list[Trace]:

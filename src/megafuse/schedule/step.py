@@ -10,13 +10,17 @@ from megafuse.ir.graph import Graph, Node
 from megafuse.ir.types import Input, Opaque, Pick
 from megafuse.ir.views import is_dense, memory_of, strided_view
 from megafuse.schedule.choice import Known, nothing_known
-from megafuse.schedule.kernels import DotPlan, KernelMaker, KernelPlan
+from megafuse.schedule.kernel_plan import ChainDotPlan, ChainPlan, DotPlan, KernelPlan
+from megafuse.schedule.kernels import KernelMaker
 from megafuse.schedule.naming import Names
 from megafuse.schedule.order import Work, collect_work, is_given, order_work
+from megafuse.schedule.pools import with_pools
 from megafuse.schedule.types import (
     Alloc,
     Buffer,
     Call,
+    ChainDot,
+    ChainPart,
     DotCall,
     DotPart,
     Free,
@@ -34,7 +38,7 @@ TENSOR_COPIES_SINCE = 90  # compute capability, times ten, from which there is a
 
 def build_step(cover: Cover, device: DeviceSpec, known: Known = nothing_known) -> Step:
     """Schedule a cover. ``known(key)``: tiles to take for a kernel in place of the heuristic's, or None."""
-    return _StepBuilder(cover, device, known).run()
+    return with_pools(_StepBuilder(cover, device, known).run())
 
 
 class _StepBuilder:
@@ -121,7 +125,7 @@ class _StepBuilder:
                 p.fixed,
                 p.loop,
                 p.tile,
-                tuple((r, Target(self.names[n], offset, n.dtype)) for r, n, offset in p.stores),
+                tuple((r, Target(self.names[n], at, n.dtype, p.guards.get(r, ()))) for r, n, at in p.stores),
                 p.rules,
             )
             for p in plan.phases
@@ -142,12 +146,27 @@ class _StepBuilder:
             key=plan.key,
             finishes=plan.finishes,
             dot=None if plan.dot is None else self._dot(plan.dot),
+            chain=None if plan.chain is None else self._chain(plan.chain),
         )
 
     def _dot(self, plan: DotPlan) -> DotPart:
         a, b, *bias = map(self._view, plan.node.args)
         copies = self.device.arch >= TENSOR_COPIES_SINCE
-        return DotPart(plan.node, a, b, bias[0] if bias else None, plan.tile, self.cover.tf32, copies)
+        return DotPart(plan.node, a, b, bias[0] if bias else None, plan.tile, self.cover.tf32, copies, plan.splits)
+
+    def _chain(self, plan: ChainPlan) -> ChainPart:
+        stages = tuple(s if isinstance(s, int) else self._chain_dot(s) for s in plan.stages)
+        return ChainPart(plan.rows, stages, plan.tile, self.cover.tf32)
+
+    def _chain_dot(self, plan: ChainDotPlan) -> ChainDot:
+        if plan.sums is None:
+            matrix, *bias = map(self._view, plan.node.args[1:])
+            return ChainDot(plan.node, plan.operands, matrix, bias[0] if bias else None)
+        buffer = self.buffers[plan.sums]
+        chunk = buffer.strides[0] if plan.sums is not plan.node else 0
+        count = buffer.shape[0] if chunk else 1
+        view = View(buffer.name, (count, *buffer.shape[-2:]), (chunk, *buffer.strides[-2:]))
+        return ChainDot(plan.node, plan.operands, sums=view)
 
     def _calls(
         self, works: Sequence[Work], numbers: Mapping[int, int], kept: set[Node], given: Sequence[Node] = ()

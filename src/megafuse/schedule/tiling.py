@@ -13,10 +13,12 @@ from megafuse.ir.graph import Node
 from megafuse.ir.index import combine
 from megafuse.ir.nest import Root
 from megafuse.ir.trace import Inst, Trace
+from megafuse.schedule.residency import row_bytes, sharers, short_run_axis, tile_loads
 from megafuse.schedule.types import Tile
 
 BLOCK_TILE = 5120  # the same for programs that walk a block in phases: few of them run at once
 PARTIAL_SHARE = 0.06  # of a program's traffic that its partial column sums may take
+GATHER_PARTIAL_SHARE = 0.08  # the same where longer walks fetch sectors twice
 MIN_TILE = 1024  # elements of one tile value below which a program has too little to do
 MAX_PIECES = 8
 TAIL_PENALTY = 0.15  # an unequal last piece costs a second exchange between warps per reduction
@@ -115,8 +117,13 @@ def choose_tile(request: TileRequest, device: DeviceSpec) -> Tile:
     stages = _stages(trace, request.fixed, elements) if walked and not request.whole_loop and not shape.col_block else 1
     warps = _warps(elements, per_element, LOOP_REGISTERS if walked and not request.whole_loop else REGISTERS)
     hoist = not walked or _registers(elements, per_element, warps) <= _most_registers(warps)
-    if not hoist:  # weights are loaded again for each row rather than spilled
-        stages, per_element = 1, per_element - len(_small_loads(trace, request.fixed)[0])
+    kept = len(_small_loads(trace, request.fixed)[0])
+    if hoist and stages == 1 and walked and not request.whole_loop and not by_rows:
+        # A loop without a pipeline hides latency by many programs alone: they are worth more than fewer loads from L1.
+        hoist = _per_sm(elements, per_element, warps, device) >= _per_sm(elements, per_element - kept, warps, device)
+        per_element -= 0 if hoist else kept
+    elif not hoist:  # weights are loaded again for each row rather than spilled
+        stages, per_element = 1, per_element - kept
         warps = _warps(elements, per_element, LOOP_REGISTERS)
     chunk = rows
     if request.whole_loop:
@@ -124,16 +131,19 @@ def choose_tile(request: TileRequest, device: DeviceSpec) -> Tile:
     if walked and not request.whole_loop:
         fixed_rows = typical(math.prod(a.size for a in space.rows if a.name in request.fixed))
         columns = ceil_div(typical(space.num_cols), shape.pieces[0]) if shape.col_grid else 1
-        registers = _registers(elements, per_element, warps)
+        resident = device.sms * _per_sm(elements, per_element, warps, device)
         waves = 1 if stages > 1 else UNPIPELINED_WAVES
-        chunk = _rows_per_chunk(loop_rows, rows, fixed_rows * columns, warps, registers, device, waves)
+        chunk = _rows_per_chunk(loop_rows, rows, fixed_rows * columns, waves * resident)
         spread = ceil_div(loop_rows * fixed_rows * columns * warps, MIN_WARPS * device.sms)
         least = min(_least_walk(trace), spread)
         chunk = max(chunk, ceil_div(least, rows) * rows)
+        if request.fixed:
+            chunk = min(chunk, _shared_walk(request, chunk, rows, resident, device))
         if by_rows and all(i.dtype.size >= 4 for i in tile_loads(trace)):
             chunk = min(chunk, LONGEST_SUM * rows)
         unit = rows if is_open(request.chunk_unit) else math.lcm(rows, request.chunk_unit)
-        chunk = round(chunk / unit) * unit if chunk >= unit else chunk  # never fewer programs for whole units
+        if chunk >= unit:  # whole units: more programs than one wave, or many fewer, would cost more than they save
+            chunk = ceil_div(chunk, unit) * unit if chunk >= 4 * unit else round(chunk / unit) * unit
     stages = stages if request.whole_loop or chunk > rows else 1
     return Tile(rows, chunk, shape.pieces, shape.col_block, shape.col_grid, warps, stages, hoist, shape.why)
 
@@ -159,14 +169,6 @@ def _small_loads(trace: Trace, fixed: Sequence[str]) -> tuple[list[Inst], list[I
     whole = set(tile_loads(trace))
     small = [i for i in trace.loads() if i.axes & space.col_names and i not in whole]
     return [i for i in small if not i.axes & walked], [i for i in small if i.axes & walked]
-
-
-def tile_loads(trace: Trace) -> list[Inst]:
-    """Loads of values as large as the nest's walk; smaller ones (weights, statistics) come and go."""
-    space = trace.nest.space
-    whole = typical(space.num_rows * space.num_cols)
-    tiles = [i for i in trace.loads() if i.axes & space.col_names and i.axes & space.row_names]
-    return [i for i in tiles if 2 * typical(math.prod(space.sizes[a] for a in i.axes)) >= whole]
 
 
 @dataclass(frozen=True)
@@ -270,21 +272,33 @@ def _stages(trace: Trace, fixed: Sequence[str], elements: int) -> int:
     return PIPELINE_STAGES if size * PIPELINE_STAGES <= PIPELINE_BYTES else 1
 
 
-def _least_walk(trace: Trace) -> int:
+def _least_walk(trace: Trace, share: float = PARTIAL_SHARE) -> int:
     """Rows one program should walk so that its partial column sums are a small part of what it reads and writes."""
-    space = trace.nest.space
     sums = sum(1 for r in trace.nest.roots if r.by_rows)
-    stored = sum(r.anchor.value.dtype.size for r in trace.nest.roots if not r.by_rows and _varies(r, space.col_names))
-    each_row = stored + sum(i.dtype.size for i in tile_loads(trace))
+    each_row = row_bytes(trace) / typical(trace.nest.space.num_cols)
     written_and_read = 2 * DType.F32.size * sums
-    return math.ceil(written_and_read / (PARTIAL_SHARE * each_row)) if each_row else 1
+    return math.ceil(written_and_read / (share * each_row)) if each_row else 1
 
 
-def _rows_per_chunk(
-    loop_rows: int, row_tile: int, fixed_programs: int, warps: int, registers: float, device: DeviceSpec, waves: int
-) -> int:
+def _per_sm(elements: int, per_element: float, warps: int, device: DeviceSpec) -> int:
+    """Programs that an SM holds at once, by their registers."""
+    registers = max(REGISTER_SLACK * _registers(elements, per_element, warps), 32)
+    return min(8, max(1, int(device.registers_per_sm // (registers * 32 * warps))))
+
+
+def _rows_per_chunk(loop_rows: int, row_tile: int, fixed_programs: int, programs: int) -> int:
     """Rows one program walks when column reductions leave one partial per program: full waves of programs."""
-    per_sm = max(1, int(device.registers_per_sm // (max(REGISTER_SLACK * registers, 32) * 32 * warps)))
-    chunks = max(1, waves * device.sms * min(per_sm, 8) // max(1, fixed_programs))
+    chunks = max(1, programs // max(1, fixed_programs))
     rows = math.ceil(loop_rows / chunks)
     return math.ceil(rows / row_tile) * row_tile
+
+
+def _shared_walk(request: TileRequest, chunk: int, rows: int, programs: int, device: DeviceSpec) -> int:
+    """Rows one program walks when those that share a block are to keep it in the L2 cache (``residency``)."""
+    trace = request.trace
+    axis = short_run_axis(trace, trace.nest.space.row_names - set(request.fixed), request.strides)
+    if axis is None:
+        return chunk
+    least = _least_walk(trace, GATHER_PARTIAL_SHARE)
+    number = sharers(trace, axis, programs, device, least)
+    return chunk if number == 1 else ceil_div(trace.nest.space.sizes[axis] // number, rows) * rows

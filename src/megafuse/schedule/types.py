@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from megafuse.core.dtypes import DType
 from megafuse.core.sizes import may_exceed
 from megafuse.ir.graph import Node
-from megafuse.ir.index import Affine, Axis
+from megafuse.ir.index import Affine, Axis, Guard
 from megafuse.ir.nest import Root
 from megafuse.ir.trace import Trace
 
@@ -112,6 +112,21 @@ class DotTile:
 
 
 @dataclass(frozen=True)
+class ChainTile:
+    """Sizes of a chain: ``rows`` at a time, ``rows_per_chunk`` a program. ``why`` says how they were chosen.
+
+    ``held``: matrices are loaded once, before the walk over the rows; else once for each row tile.
+    """
+
+    rows: int
+    rows_per_chunk: int
+    num_warps: int
+    num_stages: int = 1
+    held: bool = True
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class KernelTiles:
     """The tiles of all phases of a kernel, and its warps, as something other than the heuristic chose them."""
 
@@ -196,11 +211,15 @@ class TileRules:
 
 @dataclass(frozen=True)
 class Target:
-    """Where a root goes: element offset in a buffer, affine in the nest's axes (and ``chunk`` for partials)."""
+    """Where a root goes: element offset in a buffer, affine in the nest's axes (and ``chunk`` for partials).
+
+    ``guards``: it is stored where they hold.
+    """
 
     buffer: str
     index: Affine
     dtype: DType
+    guards: tuple[Guard, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -220,7 +239,8 @@ class DotPart:
     """The product of a kernel: ``node`` is ``a @ b (+ bias)`` on views ``[P, M, K]`` and ``[P, K, N]``.
 
     The kernel's one phase is the epilogue: its fixed axes are P, its loop axes M, its columns N. ``descriptors``: the
-    target has a tensor copy engine.
+    target has a tensor copy engine. ``splits``: parts of K, each of which has sums of its own; the slowest of the fixed
+    axes is the part.
     """
 
     node: Node
@@ -230,6 +250,32 @@ class DotPart:
     tile: DotTile
     tf32: bool = False
     descriptors: bool = False
+    splits: int = 1
+
+
+@dataclass(frozen=True)
+class ChainDot:
+    """A dot of a chain. ``operands``: positions of the phases that read its rows, one, or two for a sum over the rows.
+
+    ``matrix`` and ``bias``: the other operand ``[1, K, N]`` and what is added. ``sums``: where a program stores its sum
+    ``[chunks, K, N]``.
+    """
+
+    node: Node
+    operands: tuple[int, ...]
+    matrix: View | None = None
+    bias: View | None = None
+    sums: View | None = None
+
+
+@dataclass(frozen=True)
+class ChainPart:
+    """What a chain's kernel does for each row tile, in order: phases (by position) and dots."""
+
+    rows: int
+    stages: tuple[int | ChainDot, ...]
+    tile: ChainTile
+    tf32: bool = False
 
 
 @dataclass(frozen=True)
@@ -237,7 +283,7 @@ class KernelSchedule:
     """One kernel: its phases and the buffers it reads and writes, in parameter order.
 
     ``key`` names what it computes, whatever its tiles (``schedule.identity``); ``finishes`` is the key of the kernel
-    whose partial sums it adds up, or empty. ``dot``: what it multiplies.
+    whose partial sums it adds up, or empty. ``dot``: what it multiplies. ``chain``: the dots between its phases.
     """
 
     name: str
@@ -249,6 +295,7 @@ class KernelSchedule:
     dram_bytes: int
     doc: tuple[str, ...] = field(default=())
     dot: DotPart | None = None
+    chain: ChainPart | None = None
     key: str = ""
     finishes: str = ""
 
@@ -262,12 +309,25 @@ Call = Alloc | Free | Launch | DotCall | OpaqueCall
 
 
 @dataclass(frozen=True)
+class Pool:
+    """Small buffers that share one allocation of ``nbytes``; ``places``: bytes from its start, by buffer.
+
+    ``kind``: forward, backward (they die inside that call) or saved.
+    """
+
+    kind: str
+    nbytes: int
+    places: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class Step:
     """One captured step, fully ordered.
 
     ``forward`` and ``backward`` are calls in order. ``outputs[i]`` is the view returned for forward output ``i`` (it
     may be a view of an input); ``grads[i]`` for gradient ``i``; None where there is none. ``saved`` names the buffers
     that forward hands to backward, graph inputs included. ``names``: the buffer of each graph value with memory.
+    ``pools``: buffers that are not allocated one by one.
     """
 
     buffers: tuple[Buffer, ...]
@@ -279,6 +339,7 @@ class Step:
     saved: tuple[str, ...]
     names: Mapping[Node, str] = field(default_factory=dict, compare=False, repr=False)
     notes: tuple[str, ...] = field(default=())
+    pools: tuple[Pool, ...] = ()
 
     def buffer(self, name: str) -> Buffer:
         """The buffer called ``name``."""

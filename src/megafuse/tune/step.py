@@ -16,12 +16,12 @@ from megafuse.compiler import Compiled, KnownTiles, reschedule
 from megafuse.compiler.plans import Tuner, tiles_as_data
 from megafuse.compiler.variants import KernelSource, KernelTiles, Subject, alike, subjects
 from megafuse.core.device import DeviceSpec
+from megafuse.core.occupancy import limiting, occupancy
 from megafuse.runtime.offline import CompileReport, compile_offline
 from megafuse.runtime.plan_store import Entry, drop_entry, tuning_lock, write_entry
 from megafuse.runtime.plan_store import say as warn
 from megafuse.runtime.timer import require_cuda
 from megafuse.tune.bench import Bench, event_timer
-from megafuse.tune.occupancy import limiting, occupancy
 from megafuse.tune.search import Compile, KernelResult, Search, StepResult
 
 DEFAULT_SECONDS = 90.0
@@ -159,7 +159,7 @@ def facts_of(result: KernelResult, device: DeviceSpec) -> dict[str, object]:
     report = result.report
     if report is None or report.error:
         return facts
-    found = occupancy(report, result.tiles.num_warps, device)
+    found = occupancy(report.registers, report.shared, result.tiles.num_warps, device)
     return facts | {
         "registers": report.registers,
         "spills": report.spills,

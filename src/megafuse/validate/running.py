@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,6 +59,8 @@ def differentiate(
     roots = [n for n, c in cotangents.items() if _accepts(outputs.get(n), c)]
     if not roots or not wanted:
         return dict.fromkeys(wanted)
+    for device in {t.device for t in wanted.values() if t.is_cuda}:
+        _wake_autograd(device)
     grads = torch.autograd.grad(
         [outputs[n] for n in roots],
         list(wanted.values()),
@@ -66,6 +69,12 @@ def differentiate(
         allow_unused=True,
     )
     return dict(zip(wanted, grads, strict=True))
+
+
+@functools.cache
+def _wake_autograd(device: torch.device) -> None:
+    """Give autograd's thread of a GPU its CUDA context: PyTorch warns if the first call there is a matrix product."""
+    torch.zeros((), device=device, requires_grad=True).sin().backward()
 
 
 def _accepts(output: Any, cotangent: torch.Tensor) -> bool:

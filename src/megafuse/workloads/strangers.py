@@ -54,6 +54,19 @@ class SwiGLUFFN(nn.Module):
         return residual + x
 
 
+class TokenFFN(nn.Module):
+    """A GELU network for each token, [B,T,D] -> [B,T,D]: gelu(x_t W1_t) W2_t; no biases."""
+
+    def __init__(self, tokens: int, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.w1 = nn.Parameter(torch.randn(tokens, dim, hidden) * dim**-0.5)
+        self.w2 = nn.Parameter(torch.randn(tokens, hidden, dim) * hidden**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.gelu(torch.bmm(x.transpose(0, 1), self.w1))  # [T, B, H]
+        return torch.bmm(hidden, self.w2).transpose(0, 1)
+
+
 class MLPMixerBlock(nn.Module):
     """MLP-Mixer block, [B,T,D] -> [B,T,D].
 
@@ -262,3 +275,12 @@ _add("squeeze_excite", SqueezeExcite, hidden=(8, 5, 64))
 _add("shared_residual", SharedResidual, hidden=HIDDEN)
 _add("log_softmax_head", LogSoftmaxHead, classes=(40, 31, 8192))
 _add("masked_pool", MaskedPool, masked_tokens)
+register(
+    Workload(
+        "token_ffn",
+        TokenFFN,
+        normal(("batch", "tokens", "dim")),
+        size_table(batch=(2, 3, 1024), tokens=(8, 5, 64), dim=(32, 27, 1280), hidden=(64, 53, 2560)),
+        "stranger",
+    )
+)

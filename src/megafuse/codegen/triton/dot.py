@@ -12,13 +12,14 @@ from dataclasses import replace
 from megafuse.codegen.artifact import KernelSource
 from megafuse.codegen.dot_program import PRODUCT, DotProgram
 from megafuse.codegen.names import Namer, identifier
-from megafuse.codegen.program import Level, Load, Store, TileProgram
+from megafuse.codegen.program import ColReduce, Level, Load, Store, TileProgram
 from megafuse.codegen.triton.dot_access import Accesses, Place
 from megafuse.codegen.triton.frame import ZERO, Definition, Frame, GridNames, RunNames, buffer_name
 from megafuse.codegen.triton.helpers import used_helpers
 from megafuse.codegen.triton.kernel import layout_text
 from megafuse.codegen.triton.loops import define_used
 from megafuse.codegen.triton.packed import pack
+from megafuse.codegen.triton.reductions import col_reduce
 from megafuse.codegen.triton.statements import Body
 from megafuse.codegen.triton.values import HALVES, Value
 from megafuse.codegen.walk import affines, guards, noted, statements
@@ -63,7 +64,9 @@ class _Printer:
             namer.one(buffer_name(param.name))
         real = [axis.name for axis in self.phase.fixed if axis.size != 1]
         problem = namer.one(real[0] if len(real) == 1 else "problem")
-        self.place = Place(problem, namer.one("pid_m"), namer.one("pid_n"), namer.one("k"))
+        matrix = namer.one("matrix") if program.splits > 1 else problem
+        self.place = Place(problem, matrix, namer.one("pid_m"), namer.one("pid_n"), namer.one("k"))
+        self.start, self.step = namer.one("first_k"), namer.one("step")
         self.tile, self.zero, self.acc = namer.one("tile"), namer.one("zero"), namer.one(PRODUCT)
         self.accesses = Accesses(program, self.place, self.zero, namer)
 
@@ -89,8 +92,9 @@ class _Printer:
 
     def _config(self) -> str:
         p, phase = self.program, self.phase
-        problems = f"{p.problems} of " * (p.problems != 1)
+        problems = f"{p.matrices} of " * (p.matrices != 1)
         product = f"Product: {problems}[{phase.loop_size}, {p.inner}] x [{p.inner}, {phase.num_cols}]"
+        product += f", each in {p.splits} sums over {p.span} products" * (p.splits != 1)
         tiles = f"{p.grid[0]} programs walk {p.tiles} tiles of {p.block_m} x {p.block_n}, {p.block_k} deep"
         return f"{product}. {tiles}; num_warps={p.num_warps}, num_stages={p.num_stages}."
 
@@ -102,12 +106,24 @@ class _Printer:
         for definition in (*operands[0].before, *operands[1].before):
             writer.assign(definition.name, definition.text)
         writer.assign(self.acc, f"tl.zeros(({p.block_m}, {p.block_n}), tl.float32)")
-        with writer.block(f"for {k} in range(0, {p.inner!r}, {p.block_k}):"):
+        with writer.block(self._loop(writer)):
+            if p.splits > 1:
+                writer.assign(k, f"{self.start} + {self.step}")
             for definition in (*operands[0].inside, *operands[1].inside):
                 writer.assign(definition.name, definition.text)
             precision = f', input_precision="{"tf32" if p.tf32 else "ieee"}"' * (p.operand_dtype is DType.F32)
             writer.line(f"{self.acc} = tl.dot({operands[0].value}, {operands[1].value}, {self.acc}{precision})")
         self._epilogue(writer)
+
+    def _loop(self, writer: Writer) -> str:
+        """The head of the loop over K, or over one part of it, which has as many blocks as any other."""
+        p, place = self.program, self.place
+        if p.splits == 1:
+            return f"for {place.k} in range(0, {p.inner!r}, {p.block_k}):"
+        if p.matrices != 1:
+            writer.assign(place.matrix, f"{place.problem} % {p.matrices}")
+        writer.assign(self.start, f"{place.problem}{f' // {p.matrices}' * (p.matrices != 1)} * {p.span}")
+        return f"for {self.step} in range(0, {p.span}, {p.block_k}):"
 
     def _position(self, writer: Writer) -> None:
         """The problem, tile row and tile column of a tile; see the order in ``dot_program``.
@@ -182,5 +198,7 @@ class _Printer:
                 for note in item.notes:
                     body.writer.comment(note)
             node = item.statement
-            if not (isinstance(node, Load | Store) and self.accesses.access(body, node, part)):
+            if isinstance(node, ColReduce):
+                col_reduce(body, node)
+            elif not (isinstance(node, Load | Store) and self.accesses.access(body, node, part)):
                 body.write(node)

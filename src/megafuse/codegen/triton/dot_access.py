@@ -19,9 +19,13 @@ ALIGNED = 16  # bytes: addresses and strides of descriptors are multiples, and a
 
 @dataclass(frozen=True)
 class Place:
-    """Variables that say where a tile lies: its problem, tile row and tile column, and the first k of a block."""
+    """Variables that say where a tile lies: its problem, tile row and tile column, and the first k of a block.
+
+    ``matrix``: the problem without the part of K.
+    """
 
     problem: str
+    matrix: str
     pid_m: str
     pid_n: str
     k: str
@@ -82,7 +86,7 @@ class Accesses:
             shape, blocks, start = shape[::-1], blocks[::-1], start[::-1]
         letter = "a" if rows else "b"
         name = self.namer.one(letter)
-        found = self._descriptor(f"{letter}_desc", operand, shape, blocks)
+        found = self._descriptor(f"{letter}_desc", operand, shape, blocks, (place.matrix, p.matrices))
         if found is None:
             return self._pointed(operand, name, first, rows)
         return Operand((), (Definition(name, found.load(start)),), f"{name}.T" if found.transposed else name)
@@ -95,15 +99,14 @@ class Accesses:
         outer, depth = self.namer.one("offs_m" if rows else "offs_n"), self.namer.one(f"offs_k_{name}")
         spread = ("[:, None]", "[None, :]") if rows else ("[None, :]", "[:, None]")
         steps = operand.strides[1:] if rows else operand.strides[:0:-1]
-        terms = [_times(f"{self.place.problem}{wide}", operand.strides[0])] if p.problems != 1 else []
+        terms = [_times(f"{self.place.matrix}{wide}", operand.strides[0])] if p.matrices != 1 else []
         terms += [_times(f"{outer}{wide}", steps[0]), _times(f"{depth}{wide}", steps[1]), str(operand.offset or "")]
         pointer = join_sum([buffer_name(operand.buffer), *filter(None, terms)])
         if 0 in steps:
             pointer = f"tl.broadcast_to({pointer}, [{block if rows else p.block_k}, {p.block_k if rows else block}])"
-        masks = [f"({outer} < {size!r})"] * bool(size % block) + [f"({depth} < {p.inner!r})"] * bool(
-            p.inner % p.block_k
-        )
-        hidden = f"{self.zero} + " * bool(p.inner % p.block_k)
+        tail = bool(p.inner % p.block_k) or p.span * p.splits != p.inner
+        masks = [f"({outer} < {size!r})"] * bool(size % block) + [f"({depth} < {p.inner!r})"] * tail
+        hidden = f"{self.zero} + " * tail
         masked = f", mask={' & '.join(masks)}, other=0.0" if masks else ""
         return Operand(
             (Definition(outer, f"({first} + tl.arange(0, {block})){spread[0]}"),),
@@ -123,7 +126,9 @@ class Accesses:
             return False
         shape, blocks = (phase.loop_size, phase.num_cols), (phase.row_tile, phase.pieces[0])
         matrices = Matrices(node.buffer, strides, node.index.const)
-        found = self._descriptor(f"{node.buffer}_desc", matrices, shape, blocks)
+        found = self._descriptor(
+            f"{node.buffer}_desc", matrices, shape, blocks, (self.place.problem, self.program.problems)
+        )
         if found is None:
             return False
         start = (f"{self.place.pid_m} * {phase.row_tile}", self.first_column(part))
@@ -143,25 +148,28 @@ class Accesses:
         return join_sum([f"{self.place.pid_n} * {self.program.block_n}", *([str(start)] * bool(start))])
 
     def _descriptor(
-        self, wish: str, matrices: Matrices, shape: tuple[int, int], blocks: tuple[int, int]
+        self, wish: str, matrices: Matrices, shape: tuple[int, int], blocks: tuple[int, int], problems: tuple[str, int]
     ) -> Descriptor | None:
-        """The descriptor of ``[P, *shape]`` matrices, made before the walk; None where there can be none."""
+        """The descriptor of ``[P, *shape]`` matrices, made before the walk; None where there can be none.
+
+        ``problems``: the variable that numbers the matrices, and how many there are.
+        """
         problem, row, col = matrices.strides
         transposed = col != 1
         inner, outer = (row, col) if transposed else (col, row)
         size = self.program.param(matrices.buffer).dtype.size
-        batched = problem != 0 and self.program.problems != 1
+        batched = problem != 0 and problems[1] != 1
         steps = (outer, matrices.offset, problem * batched)
         run = blocks[0 if transposed else 1] * size
         bad = inner != 1 or outer <= 0 or any(s < 0 or s * size % ALIGNED for s in steps) or run < ALIGNED
         if bad or not self.program.descriptors:
             return None
-        key = (matrices, blocks)
+        key = (matrices, blocks, problems)
         if key not in self._known:
-            index = self.place.problem if batched else ""
+            index = problems[0] if batched else ""
             found = self._known[key] = Descriptor(self.namer.one(wish), blocks, index, transposed)
             self.described.add(matrices.buffer)
-            lead = ((self.program.problems, problem, 1),) if batched else ()
+            lead = ((problems[1], problem, 1),) if batched else ()
             sides = [(shape[0], row, blocks[0]), (shape[1], col, blocks[1])]
             self._make(found.name, matrices, [*lead, *(sides[::-1] if transposed else sides)])
         return self._known[key]

@@ -84,15 +84,26 @@ for _fn in ("add", "sub", "mul"):
     TEMPLATES[_fn]["bf16"] = f"_{_fn}_bf16({{a}}, {{b}})"
 
 FAST = {"exp": "_exp({a})", "sigmoid": "_sigmoid({a})"}
+FAST_UNIT = {"log1p": "_log1p_unit({a})"}  # of arguments from 0 to 1
+_BOUNDS = {("abs", ""): "positive", ("neg", "positive"): "negative", ("exp", "negative"): "unit"}
 CASTS_LITERALS = frozenset("add sub mul eq ne lt le gt ge and or xor shl shr where".split())  # beside an operand
 
 
-def template(fn: str, dtype: DType, fast: bool) -> str:
+def bound(fn: str, argument: str) -> str:
+    """What is known of the range of ``fn`` of one argument: positive, negative (0 included), unit (0 to 1), or ""."""
+    return _BOUNDS.get((fn, "" if fn == "abs" else argument), "")
+
+
+def template(fn: str, dtype: DType, fast: bool, argument: str = "") -> str:
     """The text of ``fn`` on arguments of ``dtype``; ``fast`` allows errors of 1e-5 of the value in fp32.
+
+    ``argument``: what is known of the first argument's range; see ``bound``.
 
     Raises:
         ValueError: ``fn`` is not defined on this type.
     """
+    if fast and dtype is DType.F32 and argument == "unit" and fn in FAST_UNIT:
+        return FAST_UNIT[fn]
     if fast and dtype is DType.F32 and fn in FAST:
         return FAST[fn]
     variants = TEMPLATES[fn]

@@ -12,18 +12,24 @@ once is done on twins, and only what other statements read is widened to fp32.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from megafuse.codegen.program import Compute, Convert, Level, Note, Pass, Phase, Statement
+from megafuse.codegen.program import Affine, Compute, Convert, Level, Note, Pass, Phase, Statement, Store
 from megafuse.codegen.walk import has_cols, has_rows, reads, statements
 from megafuse.core.dtypes import DType
 
 _PACKED = frozenset({"add", "sub", "mul"})
 
 
-def pack(phase: Phase) -> Phase:
-    """The phase with bf16 arithmetic in pairs. Values of a single element, which make no pair, stay as they are."""
+def pack(phase: Phase, outside: Iterable[str] = ()) -> Phase:
+    """The phase with bf16 arithmetic in pairs. Values of a single element, which make no pair, stay as they are.
+
+    ``outside``: values that others than the phase's own statements read.
+    """
     readers: dict[str, list[Statement]] = defaultdict(list)
+    for name in outside:
+        readers[name].append(Store("", Affine(()), name, Level.TILE))  # some use of the value as it is
     for statement in statements(phase):
         for name in reads(statement):
             readers[name].append(statement)

@@ -19,7 +19,7 @@ from megafuse.codegen.program import (
     Store,
 )
 from megafuse.codegen.triton.frame import Frame, join_sum
-from megafuse.codegen.triton.ops import CASTS_LITERALS, template
+from megafuse.codegen.triton.ops import CASTS_LITERALS, bound, template
 from megafuse.codegen.triton.values import HALVES, TYPES, Value, convert, literal, plain_literal
 from megafuse.codegen.walk import has_cols, has_rows
 from megafuse.codegen.writer import Writer
@@ -32,6 +32,7 @@ class Body:
     def __init__(self, writer: Writer, frame: Frame, namer: Namer, fast: bool) -> None:
         self.writer, self.frame, self.namer, self.fast = writer, frame, namer, fast
         self.values: dict[str, Value] = {}
+        self.bounds: dict[str, str] = {}  # what is known of a value's range; see ``ops.bound``
 
     def define(self, dst: str, level: Level, dtype: DType, pad: float | None = None) -> Value:
         """Name the variables of a new value; a value defined again (in a later pass) keeps its names."""
@@ -60,8 +61,8 @@ def _load(body: Body, node: Load) -> None:
         if mask:
             other = int(node.other) if node.dtype is DType.BOOL else node.other
             args += [f"mask={mask}", f"other={_other(other, node.dtype)}"]
-        if node.reread:
-            args.append('eviction_policy="evict_last"')
+        if node.reread or node.passing:
+            args.append(f'eviction_policy="{"evict_last" if node.reread else "evict_first"}"')
         tail = ") != 0" if node.dtype is DType.BOOL else ")"
         body.writer.call(f"{name} = tl.load(", args, tail)
 
@@ -106,7 +107,9 @@ def _inside(body: Body, node: Inside) -> None:
 
 def _compute(body: Body, node: Compute) -> None:
     value = body.define(node.dst, node.level, node.dtype)
-    text = template(node.fn, node.arg_dtype, body.fast)
+    known_of = body.bounds.get(str(node.args[0]), "")
+    text = template(node.fn, node.arg_dtype, body.fast, known_of)
+    body.bounds[node.dst] = bound(node.fn, known_of)
     known = node.args[1:] if node.fn == "where" else node.args
     beside = node.fn in CASTS_LITERALS and any(isinstance(arg, str) for arg in known)
     for piece, name in enumerate(value.names):
@@ -176,7 +179,8 @@ def _store(body: Body, node: Store) -> None:
             text = _other(node.src, dtype)
         args = [frame.pointer(node.buffer, node.index, level, piece), text]
         mask = frame.mask(level, node.guards, piece)
-        body.writer.call("tl.store(", args + [f"mask={mask}"] * bool(mask))
+        args += [f"mask={mask}"] * bool(mask) + ['eviction_policy="evict_first"'] * node.passing
+        body.writer.call("tl.store(", args)
 
 
 _WRITERS: dict[type, Callable[[Body, Any], None]] = {

@@ -1,0 +1,147 @@
+"""The chain program: dots that share one row axis, and the phases between them, for one tile of rows after the other.
+
+Each program walks ``rows_per_chunk`` rows, ``row_tile`` at a time. For each row tile the *stages* run in order:
+
+* a ``Phase`` computes values of the tile from memory and from what earlier stages made (names are those of the whole
+  program); all phases have the same loop rows;
+* a ``Product`` multiplies a value ``[rows, K]`` by a matrix ``[K, N]`` that is the same for all rows;
+* a ``RowSums`` adds ``left^T @ right`` (``[K, rows] x [rows, N]``) to fp32 sums, which each program stores when it has
+  walked its rows: one part per chunk.
+
+Columns beyond a value's width may hold anything: printers clear them where a product would read them. So do rows beyond
+the last, where they are summed over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megafuse.codegen.dot_program import Matrices
+from megafuse.codegen.program import Param, Phase, TileProgram
+from megafuse.codegen.walk import reads, statements
+from megafuse.core.dtypes import DType
+from megafuse.core.errors import VerifyError
+from megafuse.core.sizes import Dim, open_dims
+
+
+@dataclass(frozen=True)
+class Product:
+    """``dst = a @ matrix`` in fp32, not rounded. ``matrix`` holds ``[1, inner, cols]``; ``dtype``: of both operands.
+
+    With one column, ``dst`` is a value of each row.
+    """
+
+    dst: str
+    a: str
+    matrix: Matrices
+    inner: int
+    cols: int
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class RowSums:
+    """``acc += left^T @ right``; in the end ``acc`` is stored to ``target``, which holds ``[chunks, rows, cols]``."""
+
+    acc: str
+    left: str
+    right: str
+    rows: int
+    cols: int
+    target: Matrices
+    dtype: DType
+
+
+Stage = Phase | Product | RowSums
+
+
+@dataclass(frozen=True)
+class ChainProgram:
+    """One kernel, ready to print. ``held``: matrices are loaded before the walk over the rows, else in each step of it.
+
+    ``tf32``: fp32 operands are rounded to TF32; else they are multiplied as they are.
+    """
+
+    name: str
+    doc: tuple[str, ...]
+    params: tuple[Param, ...]
+    stages: tuple[Stage, ...]
+    num_warps: int
+    num_stages: int = 1
+    held: bool = True
+    tf32: bool = False
+
+    def __post_init__(self) -> None:
+        first = self.phases[0]
+        for phase in self.phases:
+            if (phase.loop_size, phase.row_tile, phase.rows_per_chunk) != (
+                first.loop_size,
+                first.row_tile,
+                first.rows_per_chunk,
+            ):
+                raise VerifyError(f"{self.name}: phase {phase.title!r} does not walk the rows of the first phase")
+            if phase.fixed or phase.col_block or phase.col_grid or len(phase.passes) != 1 or len(phase.pieces) != 1:
+                raise VerifyError(f"{self.name}: phase {phase.title!r} does not hold its columns in one piece")
+        self._check_names()
+
+    def _check_names(self) -> None:
+        """Every value is made once, before it is read."""
+        made: set[str] = set()
+
+        def use(*names: str) -> None:
+            missing = [n for n in names if n not in made]
+            if missing:
+                raise VerifyError(f"{self.name}: {missing} are read before they are made")
+
+        def make(name: str) -> None:
+            if name in made:
+                raise VerifyError(f"{self.name}: {name!r} is made twice")
+            made.add(name)
+
+        for stage in self.stages:
+            if isinstance(stage, Product):
+                use(stage.a)
+                make(stage.dst)
+            elif isinstance(stage, RowSums):
+                use(stage.left, stage.right)
+                make(stage.acc)
+            else:
+                for statement in statements(stage):
+                    use(*reads(statement))
+                    dst = getattr(statement, "dst", None) or getattr(statement, "acc", None)
+                    if dst is not None:
+                        make(dst)
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases among the stages."""
+        return tuple(s for s in self.stages if isinstance(s, Phase))
+
+    @property
+    def row_tile(self) -> int:
+        """Rows of a tile."""
+        return self.phases[0].row_tile
+
+    @property
+    def chunks(self) -> int:
+        """Programs."""
+        return self.phases[0].num_chunks
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Numbers of programs along the two grid axes."""
+        return (self.chunks, 1)
+
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        """The open sizes."""
+        return open_dims((self.params, [(p.loop, p.cols, p.rows_per_chunk, p.passes) for p in self.phases]))
+
+    @property
+    def shell(self) -> TileProgram:
+        """The phases as a tile program, for what depends on rows and parameters alone."""
+        return TileProgram(self.name, self.doc, self.params, self.phases, self.num_warps, self.num_stages)
+
+    def param(self, buffer: str) -> Param:
+        """The parameter of that name."""
+        return next(p for p in self.params if p.name == buffer)

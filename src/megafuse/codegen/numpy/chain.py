@@ -1,0 +1,89 @@
+"""A chain program as a NumPy module: one chunk of rows after the other, its row tiles in one step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from megafuse.codegen.artifact import KernelSource
+from megafuse.codegen.chain_program import ChainProgram, Product, RowSums
+from megafuse.codegen.names import Namer, identifier
+from megafuse.codegen.numpy.helpers import used_helpers
+from megafuse.codegen.numpy.kernel import write_phase
+from megafuse.codegen.numpy.statements import Body, Value, convert
+from megafuse.codegen.writer import Writer
+from megafuse.core.dtypes import DType
+
+
+def print_chain(program: ChainProgram) -> KernelSource:
+    """``program`` as a NumPy module: ``entry`` takes one flat array per parameter, in order, and writes the outputs."""
+    kernel = _Printer(program).run()
+    text = "\n\n\n".join([*used_helpers(kernel), kernel])
+    imports = "import math\n\n" * ("math." in text)
+    imports += "import ml_dtypes\n" * ("ml_dtypes." in text) + "import numpy as np\n"
+    return KernelSource(
+        entry=identifier(program.name),
+        backend="numpy",
+        text=f"{imports}\n\n{text}",
+        params=tuple((param.name, param.dtype) for param in program.params),
+        grid=program.grid,
+        num_warps=program.num_warps,
+        num_stages=program.num_stages,
+        writes=tuple(at for at, param in enumerate(program.params) if param.written),
+    )
+
+
+class _Printer:
+    """Writes the kernel of one program."""
+
+    def __init__(self, program: ChainProgram) -> None:
+        self.program, self.namer = program, Namer()
+        for name in ("chunk", "row", "col"):
+            self.namer.one(name)
+        self.buffers: Mapping[str, str] = {p.name: self.namer.one(f"{p.name}_buf") for p in program.params}
+        self.values: dict[str, Value] = {}
+
+    def run(self) -> str:
+        """The kernel's text."""
+        program, writer = self.program, Writer()
+        writer.line('@np.errstate(all="ignore")')
+        writer.line(f"def {identifier(program.name)}(")
+        for param in program.params:
+            out = "out " * param.written
+            writer.line(f"    {self.buffers[param.name]},  # {out}{param.dtype.value} {list(param.shape)}, flat")
+        with writer.block("):"):
+            writer.docstring(program.doc)
+            with writer.block(f"for chunk in range({program.chunks}):"):
+                for stage in program.stages:
+                    if isinstance(stage, Product):
+                        self._product(writer, stage)
+                    elif isinstance(stage, RowSums):
+                        self._sums(writer, stage)
+                    else:
+                        body = Body(writer.part(), stage, self.namer, (), stage.loop)
+                        body.values = self.values
+                        write_phase(writer, body, program.params, self.buffers, program.chunks)
+        return writer.text
+
+    def _rows(self, name: str) -> str:
+        """A row value, widened to fp32."""
+        value = self.values[name]
+        return convert(value.name, value.dtype, DType.F32)
+
+    def _product(self, writer: Writer, stage: Product) -> None:
+        operand, (_, *steps) = stage.matrix, stage.matrix.strides
+        shape = (stage.inner, stage.cols)
+        matrix = f"_matrix({self.buffers[operand.buffer]}, {operand.offset}, {shape}, {tuple(steps)})"
+        name = self.namer.one(stage.dst)
+        self.values[stage.dst] = Value(name, DType.F32, rows=True, cols=stage.cols > 1)
+        writer.call(f"{name} = np.matmul(", [self._rows(stage.a), matrix])
+
+    def _sums(self, writer: Writer, stage: RowSums) -> None:
+        target, (chunk, *steps) = stage.target, stage.target.strides
+        name = self.namer.one(stage.acc)
+        left, right = self._rows(stage.left), self._rows(stage.right)
+        writer.call(f"{name} = np.matmul(", [f"{left}.T", right])
+        at = [f"chunk * {chunk}"] * bool(chunk) + [str(target.offset)] * bool(target.offset)
+        indices = (f"np.arange({stage.rows})[:, None]", f"np.arange({stage.cols})")
+        at += [i if step == 1 else f"{i} * {step}" for i, step in zip(indices, steps, strict=True)]
+        value = convert(name, DType.F32, self.program.param(target.buffer).dtype)
+        writer.line(f"{self.buffers[target.buffer]}[{' + '.join(at)}] = {value}")

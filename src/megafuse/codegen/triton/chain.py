@@ -1,0 +1,317 @@
+"""A chain program as a Triton module: matrices and biases first, then a walk over row tiles, then sums over the rows.
+
+Matrices are held where their contiguous side is the last, in blocks of powers of two whose rest is 0; a product with
+the transpose reads the same block turned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from megafuse.codegen.artifact import KernelSource
+from megafuse.codegen.chain_program import ChainProgram, Product, RowSums
+from megafuse.codegen.dot_program import Matrices
+from megafuse.codegen.names import Namer, identifier
+from megafuse.codegen.program import ColReduce, Level, Pass, Phase
+from megafuse.codegen.triton.frame import ZERO, Definition, Frame, RunNames, buffer_name, grid_names, join_sum
+from megafuse.codegen.triton.helpers import used_helpers
+from megafuse.codegen.triton.kernel import layout_text
+from megafuse.codegen.triton.loops import define_used, write_group
+from megafuse.codegen.triton.packed import pack
+from megafuse.codegen.triton.reductions import Running
+from megafuse.codegen.triton.statements import Body
+from megafuse.codegen.triton.values import HALVES, Value, convert
+from megafuse.codegen.walk import Noted, has_cols, noted, reads, result_level, statements
+from megafuse.codegen.writer import Writer
+from megafuse.core.dtypes import DType
+from megafuse.ir.chain import block
+
+_Key = tuple[object, ...]
+
+
+def print_chain(program: ChainProgram, *, assembly: bool = True) -> KernelSource:
+    """``program`` as a Triton module with one kernel. ``assembly=False`` writes it for Triton's interpreter."""
+    stages = tuple(pack(s, _read_by_others(program, s)) if isinstance(s, Phase) else s for s in program.stages)
+    kernel = _Printer(replace(program, stages=stages)).run()
+    text = "\n\n\n".join([*used_helpers(kernel, assembly), kernel])
+    imports = "import triton\nimport triton.language as tl\n"
+    imports += "from triton.language.extra import libdevice\n" * ("libdevice." in text)
+    return KernelSource(
+        entry=identifier(program.name),
+        backend="triton",
+        text=f"{imports}\n\n{text}",
+        params=tuple((param.name, param.dtype) for param in program.params),
+        grid=program.grid,
+        num_warps=program.num_warps,
+        num_stages=program.num_stages,
+        writes=tuple(at for at, param in enumerate(program.params) if param.written),
+    )
+
+
+def _read_by_others(program: ChainProgram, phase: Phase) -> set[str]:
+    """Values that stages other than ``phase`` read."""
+    found: set[str] = set()
+    for stage in program.stages:
+        if isinstance(stage, Product):
+            found.add(stage.a)
+        elif isinstance(stage, RowSums):
+            found |= {stage.left, stage.right}
+        elif stage is not phase:
+            found.update(name for statement in statements(stage) for name in reads(statement))
+    return found
+
+
+class _Rows(Namer):
+    """Names of one frame among several that walk the same rows: they share the variables of the row."""
+
+    def __init__(self, inner: Namer, shared: dict[str, str]) -> None:
+        self.inner, self.shared = inner, shared
+
+    def claim(self, wish: str, pieces: int = 1) -> tuple[str, ...]:
+        """Claim a name, or take the one that all frames have."""
+        if wish in self.shared:
+            return (self.shared[wish],)
+        return self.inner.claim(wish, pieces)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A matrix as a block: its variable, turned where the product wants the transpose, and the line that loads it."""
+
+    text: str
+    name: str
+    line: list[str]
+
+
+class _Printer:
+    """Writes the kernel of one program."""
+
+    def __init__(self, program: ChainProgram) -> None:
+        self.program = program
+        self.namer = Namer()
+        for param in program.params:
+            self.namer.one(buffer_name(param.name))
+        self.grid = grid_names(program.shell, self.namer)
+        self.zero, self.first = self.namer.one("zero"), self.namer.one("first_row")
+        shared = {n: self.namer.one(n) for n in ("row", "row_mask")} | {"first_row": self.first}
+        self.rows = _Rows(self.namer, shared)
+        fast = any(param.dtype in HALVES for param in program.params)
+        self.bodies: dict[_Key, Body] = {}
+        values: dict[str, Value] = {}
+        for key, phase in self._spaces().items():
+            fixed = RunNames((), (self.grid.fixed,), (), self.namer)
+            frame = Frame(program.shell, phase, fixed, self.grid, self.zero, self.rows)
+            body = self.bodies[key] = Body(Writer(), frame, self.namer, fast)
+            body.values = values
+        self.values, self.frame = values, next(iter(self.bodies.values())).frame
+        self.matrices: dict[_Key, str] = {}
+        self.edges: dict[int, str] = {}
+        self.running: dict[str, Running] = {}
+        self.sums: dict[str, str] = {}
+
+    def run(self) -> str:
+        """The kernel's text."""
+        program, writer = self.program, Writer()
+        writer.line("@triton.jit")
+        writer.line(f"def {identifier(program.name)}(")
+        for param in program.params:
+            writer.line(f"    {buffer_name(param.name)},  # {layout_text(param)}")
+        with writer.block("):"):
+            writer.docstring([*program.doc, self._config()])
+            self._body(writer)
+        return writer.text
+
+    def _config(self) -> str:
+        p, first = self.program, self.program.phases[0]
+        widths = [f"{s.inner} -> {s.cols}" for s in p.stages if isinstance(s, Product)]
+        sums = [f"{s.rows} x {s.cols}" for s in p.stages if isinstance(s, RowSums)]
+        text = f"Rows times matrices: {', '.join(widths)}. " * bool(widths)
+        text += f"Sums over all rows: {', '.join(sums)}. " * bool(sums)
+        walk = f" ({first.rows_per_chunk} a program)" * (first.rows_per_chunk != first.row_tile)
+        text += f"{p.chunks} programs; tiles of {first.row_tile} of {first.loop_size} rows{walk}; "
+        return f"{text}num_warps={p.num_warps}, num_stages={p.num_stages}."
+
+    # --- frames -----------------------------------------------------------------------------------------------------
+
+    def _spaces(self) -> dict[_Key, Phase]:
+        """For each space of rows and columns one phase with the statements of all that walk it."""
+        found: dict[_Key, Phase] = {}
+        for phase in self.program.phases:
+            key = self._key(phase)
+            old = found.get(key)
+            body = (*(old.passes[0].body if old else ()), *phase.passes[0].body)
+            found[key] = replace(phase, passes=(Pass(body),))
+        return found
+
+    @staticmethod
+    def _key(phase: Phase) -> _Key:
+        return (phase.loop, phase.cols, phase.pieces)
+
+    # --- parts of the kernel ----------------------------------------------------------------------------------------
+
+    def _body(self, writer: Writer) -> None:
+        """What is loaded once, the walk, what is stored once."""
+        before, inside, after = writer.part(), Writer(2 if self.frame.looped else 1), writer.part()
+        if self.frame.looped:
+            self._start(before)
+        for stage in self.program.stages:
+            if isinstance(stage, Product):
+                self._product(stage, before if self.program.held else inside, inside)
+            elif isinstance(stage, RowSums):
+                self._step(stage, inside)
+                if not self.frame.looped:
+                    self._store(stage, inside)  # at once, so that few sums are held at a time
+            else:
+                self._phase(stage, before, inside)
+        self._finish(after)
+        texts = before.text + inside.text + after.text
+        columns = [d for b in self.bodies.values() for d in b.frame.col_definitions("")]
+        columns += [Definition(name, f"tl.arange(0, {width})") for width, name in self.edges.items()]
+        rows = [d for b in self.bodies.values() for d in b.frame.row_definitions(self.first * self.frame.looped)]
+        rows = list(dict.fromkeys(rows))
+        define_used(writer, [*self.grid.definitions, Definition(self.zero, ZERO), *columns], texts + str(rows))
+        writer.add(before)
+        if not self.frame.looped:
+            define_used(writer, rows, inside.text)
+            writer.add(inside)
+        else:
+            with writer.block(f"for {self.first} in {self._range()}:"):
+                define_used(writer, rows, inside.text)
+                writer.add(inside)
+        writer.add(after)
+
+    def _range(self) -> str:
+        step = f"0, {self.frame.chunk_rows}, {self.program.row_tile}"
+        stages = self.program.num_stages
+        return f"tl.range({step}, num_stages={stages})" if stages > 1 else f"range({step})"
+
+    def _start(self, before: Writer) -> None:
+        """Sums of nothing, before the walk."""
+        for phase in self.program.phases:
+            body = self.bodies[self._key(phase)]
+            body.writer = before
+            for item in noted(phase.passes[0]):
+                if isinstance(item.statement, ColReduce):
+                    running = self.running[item.statement.acc] = Running(body, item.statement)
+                    running.start()
+        for stage in self.program.stages:
+            if isinstance(stage, RowSums):
+                name = self.sums[stage.acc] = self.namer.one(stage.acc)
+                before.assign(name, f"tl.zeros(({block(stage.rows)}, {block(stage.cols)}), tl.float32)")
+
+    def _phase(self, phase: Phase, before: Writer, inside: Writer) -> None:
+        body = self.bodies[self._key(phase)]
+        items = noted(phase.passes[0])
+        once = [item for item in items if self.program.held and self.frame.looped and _rowless(item)]
+        body.writer = before
+        write_group(body, once, {})
+        body.writer = inside
+        write_group(body, [item for item in items if item not in once], self.running)
+
+    def _finish(self, after: Writer) -> None:
+        """Store the sums over the rows."""
+        for running in self.running.values():
+            running.body.writer = after
+            running.finish()
+        for stage in self.program.stages:
+            if isinstance(stage, RowSums) and self.frame.looped:
+                self._store(stage, after)
+
+    # --- products ---------------------------------------------------------------------------------------------------
+
+    def _product(self, stage: Product, loads: Writer, inside: Writer) -> None:
+        matrix = self._matrix(stage, loads)
+        a, flat = self._operand(stage.a, stage.inner, stage.dtype), self.frame.flat
+        if flat:
+            text = (
+                f"tl.sum({convert(a, stage.dtype, DType.F32)}[:, None] * {convert(matrix, stage.dtype, DType.F32)}, 0)"
+            )
+        else:
+            text = f"tl.dot({a}, {matrix}{self._precision(stage.dtype)})"
+        level = Level.TILE if stage.cols > 1 else Level.ROW
+        if level is Level.ROW:
+            text = f"tl.sum({text})" if flat else f"tl.sum({text}, 1, keep_dims=True)"
+        name = self.namer.one(stage.dst)
+        self.values[stage.dst] = Value((name,), level, DType.F32)
+        inside.assign(name, text)
+
+    def _precision(self, dtype: DType) -> str:
+        return f', input_precision="{"tf32" if self.program.tf32 else "ieee"}"' * (dtype is DType.F32)
+
+    def _operand(self, name: str, width: int, dtype: DType, cleared: bool = True) -> str:
+        """A row value as an operand: all columns of its block, those beyond its width 0 (if ``cleared``)."""
+        value, size, flat = self.values[name], block(width), self.frame.flat
+        text = convert(value.names[0], value.dtype, dtype)
+        if not has_cols(value.level):
+            text = f"tl.broadcast_to({text}, {[size] if flat else [self.program.row_tile, size]})"
+        elif value.pad == 0.0:
+            return text
+        if width == size or not cleared:
+            return text
+        edge = f"{self._edge(size)}{'' if flat else '[None, :]'}"
+        return f"tl.where({edge} < {width}, {text}, 0.0)"
+
+    def _edge(self, size: int) -> str:
+        if size not in self.edges:
+            self.edges[size] = self.namer.one(f"offs_{size}")
+        return self.edges[size]
+
+    def _matrix(self, stage: Product, loads: Writer) -> str:
+        """The block of a matrix; loaded where it was not yet."""
+        matrix, (_, row, col) = stage.matrix, stage.matrix.strides
+        turned = col != 1 and (row == 1 or row < col)
+        shape, steps = ((stage.inner, stage.cols), (row, col))
+        if turned:
+            shape, steps = shape[::-1], steps[::-1]
+        key = (matrix.buffer, matrix.offset, shape, steps)
+        if key not in self.matrices or not self.program.held:
+            name = self.matrices[key] = self.namer.one(matrix.buffer)
+            pointer, mask = self._block(matrix, shape, steps, "")
+            loads.call(f"{name} = tl.load(", [pointer, *([f"mask={mask}", "other=0.0"] if mask else [])])
+        return self.matrices[key] + ".T" * turned
+
+    def _block(self, matrix: Matrices, shape: tuple[int, int], steps: tuple[int, int], start: str) -> tuple[str, str]:
+        """Addresses of a whole matrix, and the mask of what is inside."""
+        at = [f"{self._edge(block(shape[0]))}[:, None]", f"{self._edge(block(shape[1]))}[None, :]"]
+        terms = [start] * bool(start) + [
+            text if step == 1 else f"{text} * {step}" for text, step in zip(at, steps, strict=True)
+        ]
+        terms += [str(matrix.offset)] * bool(matrix.offset)
+        pointer = join_sum([buffer_name(matrix.buffer), *terms])
+        mask = [f"({text} < {size})" for text, size in zip(at, shape, strict=True) if size != block(size)]
+        return pointer, mask[0][1:-1] if len(mask) == 1 else " & ".join(mask)
+
+    # --- sums over the rows -----------------------------------------------------------------------------------------
+
+    def _step(self, stage: RowSums, inside: Writer) -> None:
+        left, right = (
+            self._summed(name, stage, w) for name, w in ((stage.left, stage.rows), (stage.right, stage.cols))
+        )
+        started = stage.acc in self.sums
+        name = self.sums[stage.acc] if started else self.namer.one(stage.acc)
+        self.sums[stage.acc] = name
+        if self.frame.flat:
+            product = (
+                f"{convert(left, stage.dtype, DType.F32)}[:, None] * {convert(right, stage.dtype, DType.F32)}[None, :]"
+            )
+            inside.line(f"{name} += {product}" if started else f"{name} = {product}")
+            return
+        acc = f", {name}" * started
+        inside.assign(name, f"tl.dot(tl.trans({left}), {right}{acc}{self._precision(stage.dtype)})")
+
+    def _summed(self, name: str, stage: RowSums, width: int) -> str:
+        """A row value as an operand of a sum over rows: rows beyond the last are 0; columns beyond are not stored."""
+        text = self._operand(name, width, stage.dtype, cleared=False)
+        return f"tl.where({self.frame.row_mask}, {text}, 0.0)" if self.frame.ragged else text
+
+    def _store(self, stage: RowSums, after: Writer) -> None:
+        target, (chunk, *steps) = stage.target, stage.target.strides
+        start = f"{self.grid.chunk} * {chunk}" if self.program.chunks > 1 and chunk else ""
+        pointer, mask = self._block(target, (stage.rows, stage.cols), (steps[0], steps[1]), start)
+        value = convert(self.sums[stage.acc], DType.F32, self.program.param(target.buffer).dtype)
+        after.call("tl.store(", [pointer, value, *([f"mask={mask}"] if mask else [])])
+
+
+def _rowless(item: Noted) -> bool:
+    """Whether a statement's result is the same in all row tiles."""
+    return not isinstance(item.statement, ColReduce) and result_level(item.statement) in (Level.SCALAR, Level.COL)

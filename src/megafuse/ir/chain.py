@@ -1,0 +1,141 @@
+"""Chains: several dots of one row axis and what is computed between them, as data.
+
+What a stage makes is read by later stages *in place*: element (row, column) by the program that made it. All other
+reads are of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from megafuse.ir.graph import Node, contiguous_strides
+from megafuse.ir.index import Affine, axis_index, combine
+from megafuse.ir.nest import Nest, Space
+from megafuse.ir.trace import Inst, Memory, Trace, trace_nest
+from megafuse.ir.views import memory_of
+
+
+def block(width: int) -> int:
+    """Elements in which an edge of a matrix or the columns of rows are held: a power of two that matrix units take."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+@dataclass(frozen=True)
+class RowNest:
+    """Computes one value, the nest's only root, from rows of others: element by element, or by reductions over a row.
+
+    A root ``by_rows`` is a sum over the chain's rows, complete only when all of them are walked.
+    """
+
+    nest: Nest
+
+
+@dataclass(frozen=True)
+class RowDot:
+    """``[1, M, K] x [1, K, N]``: rows times a matrix that does not depend on the rows. ``rows`` reads ``[M, K]``."""
+
+    node: Node
+    rows: Nest
+
+
+@dataclass(frozen=True)
+class SumDot:
+    """``[1, K, M] x [1, M, N]``: contracts the rows, as a weight's gradient does.
+
+    ``left`` reads ``[M, K]``, ``right`` ``[M, N]``.
+    """
+
+    node: Node
+    left: Nest
+    right: Nest
+
+
+Stage = RowNest | RowDot | SumDot
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Several dots that share one row axis, and what is computed between them, in one kernel.
+
+    ``rows`` is M. ``stages`` are in order; a value that a stage makes is read by later ones where it was computed, row
+    by row. ``again``: forward values that a chain of backward computes once more.
+    """
+
+    rows: int
+    stages: tuple[Stage, ...]
+    forward: bool
+    again: frozenset[Node] = frozenset()
+
+    @property
+    def dots(self) -> tuple[RowDot | SumDot, ...]:
+        """The dots, in order."""
+        return tuple(s for s in self.stages if not isinstance(s, RowNest))
+
+
+def made_by(stage: Stage) -> Node:
+    """The value that a stage makes."""
+    return stage.nest.roots[0].anchor.node if isinstance(stage, RowNest) else stage.node
+
+
+def nests_of(stage: Stage) -> tuple[Nest, ...]:
+    """The walks of a stage."""
+    if isinstance(stage, RowNest):
+        return (stage.nest,)
+    return (stage.rows,) if isinstance(stage, RowDot) else (stage.left, stage.right)
+
+
+def matrices_of(stage: Stage) -> tuple[Node, ...]:
+    """The operands of a stage that do not have the chain's rows."""
+    return stage.node.args[1:] if isinstance(stage, RowDot) else ()
+
+
+def is_sum(stage: Stage) -> bool:
+    """Whether the stage sums over the rows."""
+    return isinstance(stage, SumDot) or (isinstance(stage, RowNest) and stage.nest.roots[0].by_rows)
+
+
+def external_loads(chain: Chain, traces: Mapping[Nest, Trace]) -> Iterator[tuple[Inst, Trace]]:
+    """The loads of a chain that read memory: of what it does not make itself, or makes but reads otherwise."""
+    made: set[Node] = set()
+    for stage in chain.stages:
+        for nest in nests_of(stage):
+            trace = traces[nest]
+            for load in trace.loads():
+                if load.node not in made or not is_in_place(load, trace.nest.space, chain.rows):
+                    yield load, trace
+        if not is_sum(stage):
+            made.add(made_by(stage))
+
+
+def chain_traces(chain: Chain, memory: Memory) -> dict[Nest, Trace]:
+    """The traces of all walks of a chain."""
+    return {nest: trace_nest(nest, memory) for stage in chain.stages for nest in nests_of(stage)}
+
+
+def external_reads(chain: Chain, memory: Memory) -> tuple[Node, ...]:
+    """The values in memory that a chain reads, matrices included."""
+    traces = chain_traces(chain, memory)
+    rows = [load.node for load, _ in external_loads(chain, traces)]
+    matrices = [memory_of(n, memory) for s in chain.stages for n in matrices_of(s)]
+    return tuple(dict.fromkeys((*rows, *matrices)))
+
+
+def is_in_place(load: Inst, space: Space, rows: int) -> bool:
+    """Whether a load reads element (row, column) of a row value at (row, column), or its rows' only column."""
+    node = load.node
+    if node.type.numel % rows:
+        return False
+    width = node.type.numel // rows
+    row = axis_index(space.rows).scale(width)
+    col = axis_index(space.cols) if width > 1 else Affine(())
+    if width > 1 and width != space.num_cols:
+        return False
+    found = combine(load.index, contiguous_strides(node.shape))
+    return not found.const and dict(found.terms) == dict((*row.terms, *col.terms))
+
+
+def operand_load(trace: Trace) -> Inst | None:
+    """The one load that an operand's walk is, if it is nothing else."""
+    (root,) = trace.roots.values()
+    return root if root.kind == "load" and not root.guards else None

@@ -1,0 +1,81 @@
+"""Tiles of chains, by what fits: sums over rows and row tiles in registers, matrices in shared memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megafuse.core.device import DeviceSpec
+from megafuse.core.dtypes import DType
+from megafuse.core.sizes import ceil_div
+from megafuse.ir.chain import block
+from megafuse.schedule.types import ChainTile
+
+MOST_BY_FOUR = 64 * 64  # elements of a matrix or a sum that four warps hold without matrix units
+OWN = 1024  # bytes of shared memory that each program takes for itself
+RESERVED = 8 * 1024  # bytes of shared memory that are not for matrices and row tiles
+
+
+@dataclass(frozen=True)
+class ChainRequest:
+    """What a tile is chosen for.
+
+    ``widths`` of the row values; ``matrices``: (K, N) of each matrix that is loaded; ``sums``: of each sum over rows,
+    (1, N) for a sum of rows themselves. ``plain``: fp32 products without matrix units.
+    """
+
+    rows: int
+    widths: tuple[int, ...]
+    matrices: tuple[tuple[int, int], ...]
+    sums: tuple[tuple[int, int], ...]
+    dtype: DType
+    plain: bool
+
+
+def choose_chain_tile(request: ChainRequest, device: DeviceSpec) -> ChainTile:
+    """Rows for which registers suffice, fewer where programs would be idle; as many programs as run at once."""
+    rows, warps = _plain_rows(request, device) if request.plain else _rows(request, device)
+    held = sum(block(k) * block(n) for k, n in request.matrices) * request.dtype.size
+    keeps = _shared(request, rows) + RESERVED <= device.shared_per_block
+    per_sm = _per_sm(request, rows, device) if keeps and not request.sums else 1
+    tiles = ceil_div(request.rows, rows)
+    walks = ceil_div(tiles, min(tiles, device.sms * per_sm))
+    return ChainTile(
+        rows=rows,
+        rows_per_chunk=walks * rows,
+        num_warps=warps,
+        held=keeps,
+        why=f"{tiles} tiles, {walks} a program; {held // 1024} KiB of matrices {'kept' if keeps else 'read per tile'}",
+    )
+
+
+def _shared(request: ChainRequest, rows: int) -> int:
+    """Bytes of shared memory for all matrices and the widest row tile."""
+    held = sum(block(k) * block(n) for k, n in request.matrices)
+    return (held + rows * max(map(block, request.widths))) * request.dtype.size
+
+
+def _per_sm(request: ChainRequest, rows: int, device: DeviceSpec) -> int:
+    """Programs that an SM has shared memory for, of which each takes some for itself; two are enough."""
+    return max(1, min(2, (device.shared_per_block + OWN) // (_shared(request, rows) + OWN)))
+
+
+def _rows(request: ChainRequest, device: DeviceSpec) -> tuple[int, int]:
+    """Rows and warps on matrix units.
+
+    A row value in fp32 takes 64 registers of a thread at most, 16 where sums over the rows take the others. Tiles of 64
+    rows are the smallest that the units of a group of four warps take whole; fewer rows keep more SMs busy, and more
+    keep an SM busy that has room for one program only.
+    """
+    widest = max(map(block, request.widths))
+    if request.sums or widest > 128:
+        return (32 if widest <= 128 or not request.sums else 16), 8
+    if ceil_div(request.rows, 64) <= device.sms // 2:
+        return 32, 4
+    alone = _per_sm(request, 64, device) == 1 and request.rows >= 128 * device.sms
+    return (128, 8) if alone else (64, 4)
+
+
+def _plain_rows(request: ChainRequest, device: DeviceSpec) -> tuple[int, int]:
+    """Rows and warps without matrix units: single rows, where programs would be idle otherwise."""
+    largest = max((block(k) * block(n) for k, n in (*request.matrices, *request.sums)), default=0)
+    return (1 if request.rows <= 2 * device.sms else 16), (8 if largest > MOST_BY_FOUR else 4)

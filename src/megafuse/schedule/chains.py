@@ -1,0 +1,165 @@
+"""Kernel plans of chains: phases and dots in order, what is stored, partial sums over the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from megafuse.core.device import DeviceSpec
+from megafuse.core.dtypes import DType
+from megafuse.core.sizes import ceil_div
+from megafuse.fusion.plan import Cover
+from megafuse.ir.chain import (
+    Chain,
+    RowDot,
+    RowNest,
+    Stage,
+    block,
+    chain_traces,
+    external_reads,
+    is_sum,
+    nests_of,
+)
+from megafuse.ir.graph import Node, contiguous_strides
+from megafuse.ir.index import Affine, Axis, axis_index, combine
+from megafuse.ir.nest import Anchor, Nest, Root, Space
+from megafuse.ir.trace import Inst, Trace
+from megafuse.ir.views import memory_of
+from megafuse.schedule.chain_tiling import ChainRequest, choose_chain_tile
+from megafuse.schedule.kernel_plan import ChainDotPlan, ChainPlan, KernelPlan, PhasePlan
+from megafuse.schedule.partials import Partial, dot_partial, make_partial
+from megafuse.schedule.types import ChainTile, Tile
+
+Strides = Callable[[Node], tuple[int, ...]]
+
+
+class ChainMaker:
+    """Turns the chains of a cover into kernel plans."""
+
+    def __init__(self, cover: Cover, device: DeviceSpec, strides: Strides) -> None:
+        self.cover, self.device, self.strides = cover, device, strides
+
+    def plan(
+        self, chain: Chain, read_by: Mapping[Node, Collection[object]], uids: Iterator[int]
+    ) -> tuple[KernelPlan, dict[Node, Partial]]:
+        """The kernel of a chain, and the partial sums that it leaves. ``read_by``: who reads each value in memory."""
+        tile = choose_chain_tile(self._request(chain), self.device)
+        making = _Making(self, chain, tile, read_by, uids)
+        making.run()
+        stored = dict.fromkeys(n for p in making.phases for _, n, _ in p.stores)
+        sums = dict.fromkeys(s.sums for s in making.stages if isinstance(s, ChainDotPlan) and s.sums is not None)
+        owned = frozenset(s.node for s in chain.dots if s.node not in chain.again)
+        part = ChainPlan(
+            rows=chain.rows,
+            stages=tuple(making.stages),
+            tile=tile,
+            reads=external_reads(chain, self.cover.materialised),
+            writes=(*stored, *sums),
+            owned=owned,
+        )
+        plan = KernelPlan(tuple(making.phases), tile.num_warps, chain.forward, "", chain=part)
+        return plan, making.partials
+
+    def _request(self, chain: Chain) -> ChainRequest:
+        dtype = chain.dots[0].node.dtype
+        dots = [s.node for s in chain.stages if isinstance(s, RowDot)]
+        edges = {memory_of(d.args[1], self.cover.materialised): d.args[1].shape for d in dots}
+        return ChainRequest(
+            rows=chain.rows,
+            widths=tuple(n.space.num_cols for s in chain.stages for n in nests_of(s)),
+            matrices=tuple((k, n) for _, k, n in edges.values()),
+            sums=tuple(_edges(s) for s in chain.stages if is_sum(s)),
+            dtype=dtype,
+            plain=dtype is DType.F32 and not self.cover.tf32,
+        )
+
+
+def _edges(stage: Stage) -> tuple[int, int]:
+    """Rows and columns of a sum over the rows."""
+    if isinstance(stage, RowNest):
+        return 1, stage.nest.space.num_cols
+    return stage.node.shape[1], stage.node.shape[2]
+
+
+@dataclass
+class _Making:
+    """One kernel in the making."""
+
+    maker: ChainMaker
+    chain: Chain
+    tile: ChainTile
+    read_by: Mapping[Node, Collection[object]]
+    uids: Iterator[int]
+    phases: list[PhasePlan] = field(default_factory=list)
+    stages: list[int | ChainDotPlan] = field(default_factory=list)
+    partials: dict[Node, Partial] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """All stages in order."""
+        self.traces = chain_traces(self.chain, self.maker.cover.materialised)
+        self.chunks = ceil_div(self.chain.rows, self.tile.rows_per_chunk)
+        for stage in self.chain.stages:
+            if isinstance(stage, RowNest):
+                self._nest(stage)
+            elif isinstance(stage, RowDot):
+                operand = self._phase(stage.rows, ())
+                self.stages.append(ChainDotPlan(stage.node, (operand,)))
+                if self._stored(stage.node):
+                    self._store_product(stage.node)
+            else:
+                operands = self._phase(stage.left, ()), self._phase(stage.right, ())
+                self.stages.append(ChainDotPlan(stage.node, operands, self._sums(stage.node)))
+
+    def _stored(self, node: Node) -> bool:
+        return bool(self.read_by.get(node)) and node not in self.chain.again
+
+    def _phase(self, nest: Nest, stores: tuple[tuple[Root, Node, Affine], ...], trace: Trace | None = None) -> int:
+        """Add a phase; its position."""
+        trace = trace or self.traces[nest]
+        space = trace.nest.space
+        held = Tile(
+            row_tile=self.tile.rows,
+            rows_per_chunk=self.tile.rows_per_chunk,
+            pieces=(block(space.num_cols),),
+            num_warps=self.tile.num_warps,
+            num_stages=self.tile.num_stages,
+            why=self.tile.why,
+        )
+        self.phases.append(PhasePlan(trace, (), space.rows, held, stores, None))
+        self.stages.append(len(self.phases) - 1)
+        return len(self.phases) - 1
+
+    def _nest(self, stage: RowNest) -> None:
+        (root,) = self.traces[stage.nest].nest.roots
+        node, strides = root.anchor.node, self.maker.strides
+        if not root.by_rows:
+            stores = ((root, node, combine(root.index, strides(node))),) if self._stored(node) else ()
+            self._phase(stage.nest, stores)
+            return
+        uid = next(self.uids)
+        partial = make_partial(root, (), self.chunks, f"partial_{uid}", uid)
+        if partial is None:
+            self._phase(stage.nest, ((root, node, combine(root.index, strides(node))),))
+            return
+        self.partials[node] = partial
+        offset = combine(partial.index, contiguous_strides(partial.node.shape))
+        self._phase(stage.nest, ((root, partial.node, offset),))
+
+    def _store_product(self, dot: Node) -> None:
+        """A phase that stores a product, which others read too."""
+        _, rows, cols = dot.shape
+        space = Space((Axis("r0", rows),), (Axis("c0", cols),) if cols > 1 else ())
+        index = (Affine(()), axis_index(space.rows), axis_index(space.cols))
+        root = Root(Anchor(dot), index)
+        nest = Nest(space, (root,))
+        load = Inst("load", dot, dot.dtype, frozenset(space.sizes), index=index)
+        trace = Trace(nest, (load,), {root: load})
+        self._phase(nest, ((root, dot, combine(index, self.maker.strides(dot))),), trace)
+
+    def _sums(self, dot: Node) -> Node:
+        """The value that holds a sum's parts: the dot itself where one program makes it whole."""
+        if self.chunks == 1:
+            return dot
+        uid, _ = next(self.uids), next(self.uids)
+        partial = self.partials[dot] = dot_partial(dot, self.chunks, f"partial_{uid}", uid)
+        return partial.node

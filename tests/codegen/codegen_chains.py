@@ -1,0 +1,108 @@
+"""Hand-built chain programs with their inputs and NumPy references."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from codegen_blocks import COL, F32, NP, TILE, Block, Case, index, param, rng, wide
+from codegen_running import EXACT
+from megafuse.codegen.chain_program import ChainProgram, Product, RowSums
+from megafuse.codegen.dot_program import Matrices
+from megafuse.codegen.program import Axis, ColReduce, Convert, Phase
+from megafuse.core.dtypes import DType
+from megafuse.ir.chain import block
+
+
+@dataclass(frozen=True)
+class Chain:
+    """``h = relu(x @ w1^T + b1)``, ``y = h @ w2``; sums over the rows of ``x^T h`` and of ``h``, per chunk."""
+
+    name: str
+    dtype: DType
+    rows: int
+    widths: tuple[int, int, int]
+    row_tile: int
+    rows_per_chunk: int
+    held: bool = True
+
+    @property
+    def chunks(self) -> int:
+        """Programs."""
+        return -(-self.rows // self.rows_per_chunk)
+
+    def case(self) -> Case:
+        inputs, expected = self._arrays()
+        return Case(self.name, self.program(), inputs, expected, EXACT)  # type: ignore[arg-type]
+
+    def program(self) -> ChainProgram:
+        (k, n, o), dtype, rows = self.widths, self.dtype, self.rows
+        params = (
+            param("x", dtype, (rows, k)), param("w1", dtype, (n, k)), param("b1", dtype, (n,)),
+            param("w2", dtype, (n, o)), param("y", dtype, (rows, o), written=True),
+            param("dw", F32, (self.chunks, k, n), written=True), param("db", F32, (self.chunks, n), written=True),
+        )  # fmt: skip
+        load, act, out = Block(), Block(), Block()
+        load.load("x_v1", "x", index(r=k, c=1), TILE, dtype)
+        act.note("src[mlp.py:7]: h = relu(x @ w1.T + b1)")
+        act.load("b1_v1", "b1", index(c=1), COL, dtype)
+        act.map("z", "add", "acc0", "b1_v1")
+        act.items.append(Convert("z0", "z", TILE, F32, F32, dtype if dtype is not F32 else None))
+        act.map("h", "maximum", "z0", 0.0)
+        act.items.append(Convert("h0", "h", TILE, F32, dtype))
+        at = index(chunk=n, c=1) if self.chunks > 1 else index(c=1)
+        act.items.append(ColReduce("acc_db", "h", TILE, "sum", F32, "db", at, F32))
+        out.store("y", index(r=o, c=1), "acc1", TILE, dtype)
+        sums = Matrices("dw", (k * n if self.chunks > 1 else 0, n, 1))
+        stages = (
+            self._phase(load, k),
+            Product("acc0", "x_v1", Matrices("w1", (0, 1, k)), k, n, dtype),
+            self._phase(act, n),
+            RowSums("sums0", "x_v1", "h0", k, n, sums, dtype),
+            Product("acc1", "h0", Matrices("w2", (0, o, 1)), n, o, dtype),
+            self._phase(out, o),
+        )
+        return ChainProgram(self.name, ("A chain of two products.",), params, stages, num_warps=4, held=self.held)
+
+    def _phase(self, build: Block, cols: int) -> Phase:
+        return Phase(
+            "phase", (), (Axis("r", self.rows),), (Axis("c", cols),), self.row_tile, self.rows_per_chunk,
+            build.done(), (block(cols),),
+        )  # fmt: skip
+
+    def _arrays(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Whole numbers and eighths, whose sums of products are exact in fp32, in any order."""
+        k, n, o = self.widths
+        shapes = {"x": (self.rows, k), "w1": (n, k), "b1": (n,), "w2": (n, o)}
+        inputs = {
+            name: (rng(self.name + name).integers(-3, 4, shape) / (1 if name[0] == "x" else 8)).astype(NP[self.dtype])
+            for name, shape in shapes.items()
+        }
+
+        def rounded(x: np.ndarray) -> np.ndarray:
+            return wide(x.astype(np.float32).astype(NP[self.dtype]))
+
+        x, w1, b1, w2 = (wide(inputs[name]) for name in shapes)
+        h = np.maximum(rounded(x @ w1.T + b1), 0)
+        cuts = range(self.rows_per_chunk, self.rows, self.rows_per_chunk)
+        parts = list(zip(np.split(x, cuts), np.split(h, cuts), strict=True))
+        dw = np.stack([a.T @ b for a, b in parts])
+        return inputs, {"y": rounded(h @ w2), "dw": dw, "db": np.stack([b.sum(0) for _, b in parts])}
+
+
+def chains(dtype: DType) -> Iterator[Chain]:
+    """One program and several, one row tile and several, ragged rows and widths, matrices held and not."""
+    t = dtype.value
+    yield Chain(f"chain_whole_{t}", dtype, 32, (32, 64, 16), 32, 32)
+    yield Chain(f"chain_odd_{t}", dtype, 37, (5, 20, 3), 16, 32)
+    yield Chain(f"chain_walk_{t}", dtype, 100, (17, 33, 40), 16, 48, held=False)
+    yield Chain(f"chain_one_{t}", dtype, 21, (16, 7, 16), 32, 32)
+    if dtype is F32:
+        yield Chain(f"chain_rows_{t}", dtype, 5, (12, 16, 9), 1, 2)
+
+
+def chain_cases(dtype: DType) -> list[Case]:
+    """All of them, as cases."""
+    return [chain.case() for chain in chains(dtype)]

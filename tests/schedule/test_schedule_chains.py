@@ -1,0 +1,52 @@
+"""Tiles of chains: what they must fit in, and how rows are spread."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from megafuse.core.device import device_spec
+from megafuse.core.dtypes import DType
+from megafuse.ir.chain import block
+from megafuse.schedule.chain_tiling import ChainRequest, choose_chain_tile
+
+DEVICE = device_spec(90)
+
+
+def request(rows: int, *widths: int, sums: bool = False, dtype: DType = DType.BF16) -> ChainRequest:
+    edges = tuple(itertools.pairwise(widths))
+    return ChainRequest(rows, widths, edges, edges if sums else (), dtype, dtype is DType.F32)
+
+
+@pytest.mark.parametrize("sums", [False, True])
+@pytest.mark.parametrize("width", [1, 16, 100, 128, 200, 256])
+@pytest.mark.parametrize("rows", [2, 100, 5000, 1 << 20])
+def test_every_tile_fits_and_covers_the_rows_once(rows: int, width: int, sums: bool) -> None:
+    tile = choose_chain_tile(request(rows, width, width, width, sums=sums), DEVICE)
+    programs = -(-rows // tile.rows_per_chunk)
+    assert tile.rows_per_chunk % tile.rows == 0
+    assert programs * tile.rows_per_chunk >= rows > (programs - 1) * tile.rows_per_chunk
+    assert programs <= 2 * DEVICE.sms
+    assert tile.rows * block(width) * 4 <= 64 * 4 * 32 * tile.num_warps, "a row value takes 64 registers of a thread"
+    held = 2 * block(width) ** 2 * 2
+    assert not tile.held or held <= DEVICE.shared_per_block
+
+
+def test_small_problems_are_spread_over_the_device() -> None:
+    tiny = choose_chain_tile(request(16, 48, 64, 40, 24, dtype=DType.F32), DEVICE)
+    assert (tiny.rows, tiny.rows_per_chunk) == (1, 1)
+    few = choose_chain_tile(request(4096, 128, 128, 128), DEVICE)
+    assert -(-4096 // few.rows_per_chunk) == 128
+
+
+def test_matrices_beyond_shared_memory_are_read_for_each_tile() -> None:
+    assert choose_chain_tile(request(1 << 20, *[128] * 5), DEVICE).held
+    assert not choose_chain_tile(request(1 << 20, *[128] * 12), DEVICE).held
+
+
+def test_an_sm_with_room_for_one_program_gets_a_larger_one() -> None:
+    two = choose_chain_tile(request(1 << 20, *[128] * 4), DEVICE)
+    one = choose_chain_tile(request(1 << 20, *[128] * 6), DEVICE)
+    assert (two.rows, one.rows) == (64, 128)
+    assert -(-(1 << 20) // two.rows_per_chunk) > DEVICE.sms >= -(-(1 << 20) // one.rows_per_chunk)
