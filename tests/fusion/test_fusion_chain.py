@@ -130,9 +130,9 @@ def test_the_price_of_a_chain() -> None:
     anchors = choose_anchors(made, {})
     (component,) = Finder(made, anchors, 1 << 20).components(True)
     chain = make_chain(1 << 20, component, (), True)
-    least = chain_seconds(chain, anchors.materialised, DEVICE, {made.outputs[0]}, False)
-    stored = chain_seconds(chain, anchors.materialised, DEVICE, {s.node for s in chain.dots}, False)
+    least = chain_seconds(chain, anchors.materialised, DEVICE, {made.outputs[0]})
+    stored = chain_seconds(chain, anchors.materialised, DEVICE, {s.node for s in chain.dots})
     assert 2 * 2.0**28 / DEVICE.dram_bandwidth < least < stored
-    assert least < library_seconds([s.node for s in chain.dots], DEVICE, False) * 2
+    assert least < library_seconds([s.node for s in chain.dots], DEVICE) * 2
     slow = replace(DEVICE, fp32_rate=DEVICE.fp32_rate / 100)
-    assert chain_seconds(chain, anchors.materialised, slow, {made.outputs[0]}, False) > 10 * least
+    assert chain_seconds(chain, anchors.materialised, slow, {made.outputs[0]}) > 5 * least

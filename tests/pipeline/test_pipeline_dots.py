@@ -20,7 +20,7 @@ from megafuse.runtime.offline import compile_offline
 from megafuse.workloads import get, names
 from pipeline_helpers import check_few, compiled_of
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class TokenFFN(nn.Module):
@@ -109,6 +109,12 @@ def test_products_take_in_what_follows(name: str, dtype: str) -> None:
     fused = megafuse.fuse(module, x, target="interpret", dots="auto", chains=False)
     assert any(k.dot is not None for k in compiled_of(fused).step.kernels)
     check_few(module, x, fused=fused)
+
+
+def test_fp32_products_stay_with_the_library() -> None:
+    make, shape = MODULES["residual"]
+    compiled = compiled_of(megafuse.fuse(make(), torch.randn(shape), target="interpret", dots="auto", chains=False))
+    assert not any(k.dot is not None for k in compiled.step.kernels)
 
 
 @pytest.mark.parametrize("name", names())
@@ -202,7 +208,7 @@ def test_weight_gradients_of_narrow_layers_are_cut_by_the_cost_model() -> None:
 
 
 def test_explain_names_products_and_what_they_take_in() -> None:
-    module, x = TokenFFN(3, 24, 40), torch.randn(16, 3, 24, requires_grad=True)
+    module, x = TokenFFN(3, 24, 40).bfloat16(), torch.randn(16, 3, 24, dtype=torch.bfloat16, requires_grad=True)
     text = str(megafuse.explain(megafuse.fuse(module, x, target="interpret", dots="auto")))
     assert "multiplies x @ w1: [3, 16, 24] x [3, 24, 40]" in text
     assert "is multiplied by a generated kernel, which also makes" in text

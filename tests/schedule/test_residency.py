@@ -10,7 +10,7 @@ import pytest
 from megafuse.core.device import DeviceSpec
 from megafuse.core.dtypes import DType
 from megafuse.ir.graph import Builder, Graph
-from megafuse.schedule.residency import row_bytes, sharers, short_run_axis
+from megafuse.schedule.residency import BLOCK_SHARE, row_bytes, sharers, short_run_axis
 from megafuse.schedule.step import build_step
 from megafuse.schedule.types import PhaseSchedule
 from schedule_graphs import DEVICE, arg, cover_of, graph, mixed, norm
@@ -70,7 +70,7 @@ def test_the_smaller_the_cache_the_more_share(cache: int) -> None:
     assert axis is not None
     size = trace.nest.space.sizes[axis]
     number = sharers(trace, axis, 4, replace(DEVICE, l2_bytes=cache))
-    wanted = min(4, trace.nest.space.num_rows // size) * size * row_bytes(trace) / cache
+    wanted = min(4, trace.nest.space.num_rows // size) * size * row_bytes(trace) / (BLOCK_SHARE * cache)
     assert size % number == 0
     assert number == size or number >= wanted
     assert not any(size % n == 0 for n in range(math.ceil(wanted), number))  # no fewer would do

@@ -13,7 +13,6 @@ from megafuse.compiler.variants import subjects
 from megafuse.runtime import plan_store
 from megafuse.runtime.offline import CompileReport
 from megafuse.tune.bench import Bench
-from megafuse.tune.occupancy import misfit
 from megafuse.tune.step import run
 from tune_helpers import CASES, DEVICE, bench_with, by_distance
 

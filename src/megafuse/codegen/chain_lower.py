@@ -108,7 +108,6 @@ class _ChainLowering:
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
             held=tile.held,
-            tf32=self.chain.tf32,
         )
 
     def _phase(self, at: int, schedule: PhaseSchedule) -> None:

@@ -74,7 +74,6 @@ def _lower_dot(
         num_warps=kernel.num_warps,
         num_stages=kernel.num_stages,
         group=dot.tile.group,
-        tf32=dot.tf32,
         descriptors=dot.descriptors,
         splits=dot.splits,
     )

@@ -26,7 +26,7 @@ from megafuse.explanation.records import Coverage, Edge, Explanation, PlanInfo
 from megafuse.explanation.resources import compiled_resources, with_resources
 from megafuse.explanation.text import format_explanation
 from megafuse.fusion.cost import nest_cost
-from megafuse.fusion.epilogue import DotRule, slower_by
+from megafuse.fusion.epilogue import slower_by
 from megafuse.ir.graph import Graph, Node
 from megafuse.ir.trace import Trace
 from megafuse.ir.types import Cast, Input, Map, Opaque, Reduce
@@ -70,8 +70,8 @@ def explain_compiled(compiled: Compiled, eager: EagerEstimate | None = None) -> 
     """Describe one compilation."""
     step, cover, device = compiled.step, compiled.cover, compiled.device
 
-    def slower(dot: Node, tf32: bool) -> float:
-        return slower_by(dot, device, DotRule(tf32=tf32))
+    def slower(dot: Node) -> float:
+        return slower_by(dot, device)
 
     reader = StepReader(step, device, _costs(device), slower, buffer_origins(step), compiled.measured)
     homes = kernel_of_nests(step, cover.nests)

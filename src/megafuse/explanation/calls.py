@@ -34,14 +34,14 @@ class StepReader:
     """Describes the calls of one step.
 
     ``cost`` gives (weighted results, L2 bytes beside DRAM) of a trace; ``slower`` the seconds by which a generated
-    product (in TF32 or not) is predicted to be slower than the library's. ``measured``: seconds of one launch by kernel
+    product is predicted to be slower than the library's. ``measured``: seconds of one launch by kernel
     key, where they are known.
     """
 
     step: Step
     device: DeviceSpec
     cost: Any
-    slower: Callable[[Node, bool], float]
+    slower: Callable[[Node], float]
     origins: Mapping[str, Origin | None]
     measured: Mapping[str, float]
 
@@ -102,7 +102,7 @@ class StepReader:
         operands = self._view_bytes(dot.a) + self._view_bytes(dot.b)
         dtype = self.buffers[dot.a.buffer].dtype.value
         library = call_seconds(self.device, operands, _flops(dot), dtype)
-        return library + self.slower(dot.node, dot.tf32) + (moved - operands) / self.device.dram_bandwidth
+        return library + self.slower(dot.node) + (moved - operands) / self.device.dram_bandwidth
 
     def _dot(self, call: DotCall, forward: bool) -> LibraryInfo:
         batch, m, k = call.a.shape

@@ -50,7 +50,7 @@ TYPICAL_ROWS = 64  # of a tile; half as many where sums fill the registers or pr
 MOST_SUMS_BYTES = 132 * 1024  # of fp32 sums over rows that one program can hold in registers beside its tiles
 
 
-def chain_seconds(chain: Chain, memory: Memory, device: DeviceSpec, stored: Collection[Node], tf32: bool) -> float:
+def chain_seconds(chain: Chain, memory: Memory, device: DeviceSpec, stored: Collection[Node]) -> float:
     """Predicted time of one launch; ``stored`` are the values of the chain that something outside reads."""
     traces = chain_traces(chain, memory)
     sums = [s for s in chain.stages if is_sum(s)]
@@ -60,26 +60,26 @@ def chain_seconds(chain: Chain, memory: Memory, device: DeviceSpec, stored: Coll
     moved = sum(n.type.nbytes for n in seen) + sum(t.nbytes for t in written)
     few = sums or chain.rows <= TYPICAL_ROWS * device.sms // 2
     programs = min(device.sms, ceil_div(chain.rows, TYPICAL_ROWS // 2 if few else TYPICAL_ROWS))
-    work = _work(chain, traces, device, tf32) + sum(t.nbytes for t in written) / 2 / STORE_RATE
+    work = _work(chain, traces, device) + sum(t.nbytes for t in written) / 2 / STORE_RATE
     walk = START + LATENCY * len(chain.dots) + moved / device.dram_bandwidth + work * device.sms / programs
     partial = sum(made_by(s).type.numel * 4 * 2 * programs for s in sums)
     finish = device.launch_seconds + partial / device.l2_bandwidth if sums and programs > 1 else 0.0
     return device.launch_seconds + walk + finish
 
 
-def _work(chain: Chain, traces: Mapping[Nest, Trace], device: DeviceSpec, tf32: bool) -> float:
+def _work(chain: Chain, traces: Mapping[Nest, Trace], device: DeviceSpec) -> float:
     """Time of all products and maps on a whole device."""
-    rate = dot_rate(chain, device, tf32)
+    rate = dot_rate(chain, device)
     flops = sum(dot_flops(s.node) / (SUMS_SHARE if isinstance(s, SumDot) else 1.0) for s in chain.dots)
     nests = [n for s in chain.stages if isinstance(s, RowNest) for n in nests_of(s)]
     return flops / rate + sum(nest_cost(traces[n], device).results for n in nests) / (device.fp32_rate * MAP_SHARE)
 
 
-def dot_rate(chain: Chain, device: DeviceSpec, tf32: bool) -> float:
+def dot_rate(chain: Chain, device: DeviceSpec) -> float:
     """Flop per second of the chain's products at best."""
     if chain.dots[0].node.dtype is not DType.F32:
         return device.dot_rate_16bit
-    return device.dot_rate_tf32 if tf32 else device.dot_rate_fp32
+    return device.dot_rate_fp32
 
 
 def library_seconds(dots: Sequence[Node], device: DeviceSpec, tf32: bool) -> float:

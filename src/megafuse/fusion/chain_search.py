@@ -38,7 +38,7 @@ def candidates(graph: Graph, anchors: Anchors, device: DeviceSpec, tf32: bool) -
     """For each set of stages that can be one kernel, the forms that it can have; of large graphs two."""
     many = len(graph.nodes) > MANY_NODES
     for rows in chain_rows(graph):
-        finder = Finder(graph, anchors, rows, plain=not tf32 and rows > SINGLE_ROWS * device.sms)
+        finder = Finder(graph, anchors, rows, plain=rows > SINGLE_ROWS * device.sms)
         for forward in (True, False):
             for component in finder.components(forward):
                 forms = list(_forms(finder, component, forward, rows <= ROWS_AT_ONCE * device.sms))
@@ -108,7 +108,7 @@ def chains_seconds(
     total = 0.0
     for chain in chains:
         stored = read_outside(graph, memory, [i.trace for i in items if i.chain is None], chains, chain)
-        total += chain_seconds(chain, memory, device, stored, tf32)
+        total += chain_seconds(chain, memory, device, stored)
         total -= replaced_seconds(chain, device, tf32)
     return total
 

@@ -40,7 +40,7 @@ class Cover:
     """All computation of a graph: nests (grouped into kernels), library dots and opaque calls.
 
     ``layout`` holds the strides of every value with memory. ``seconds`` is the cost model's prediction of the time
-    outside dots (with what generated dots take longer). ``tf32``: generated fp32 dots round their operands to TF32.
+    outside dots (with what generated dots take longer). ``tf32``: the library may round fp32 operands to TF32.
     ``chains`` are kernels beside ``groups``. ``splits``: dots that generated kernels multiply in so many parts of K,
     whose sums are added up in fixed order.
     """

@@ -140,11 +140,11 @@ def _with_chains(plan: _Plan, best: list[CoverOption], extra: tuple[Node, ...]) 
             gain = (_least(best) - _least(trial)) * 1e6
             enough = WORTH_CHAINING * 1e6 * replaced_seconds(form, plan.known.device, plan.dots.tf32)
             reason = f"in a chain {abs(gain):.1f} us {'less' if gain > 0 else 'more'} predicted"
-        if tried and gain > enough:
-            best, chains = trial, (*chains, form)
-            said = f"{made} with {form.rows} rows run as a chain: {gain:.1f} us less predicted"
-        else:
-            said = f"{made} with {forms[0].rows} rows are products of their own: {reason}"
+            if gain > enough:
+                best, chains = trial, (*chains, form)
+                decisions = (*decisions, f"{made} with {form.rows} rows run as a chain: {gain:.1f} us less predicted")
+                continue
+        said = f"{made} with {forms[0].rows} rows are products of their own: {reason}"
         decisions = (*decisions, said)
     decisions = (*decisions, *left_out(plan.graph, chains))
     return [replace(o, decisions=decisions) for o in best]
@@ -170,7 +170,7 @@ def _with_epilogues(plan: _Plan, best: list[CoverOption], extra: tuple[Node, ...
     decisions = best[0].decisions
     chained = {s.node for c in best[0].chains for s in c.dots}
     for dot in [n for n in plan.graph.nodes if n.is_a(Dot) and n not in chained][:MOST_DOTS]:
-        slower, before = slower_by(dot, plan.known.device, plan.dots), _least(best)
+        slower, before = slower_by(dot, plan.known.device), _least(best)
         reasons: list[str] = []
         for one in epilogues(plan.graph, best[0].anchors, dot, consumers):
             stored = (*extra, *(n for n in one.ends if n not in best[0].anchors.nodes))
@@ -204,7 +204,7 @@ def _with_splits(plan: _Plan, options: list[CoverOption]) -> list[CoverOption]:
     taken = {i.dot for o in options for g in o.groups for i in g.items}
     taken |= {s.node for o in options for c in o.chains for s in c.dots}
     dots = [n for n in plan.graph.nodes if n.is_a(Dot) and n not in taken]
-    splits = [s for s in (split_of(n, plan.known.device, plan.dots) for n in dots) if s is not None]
+    splits = [s for s in (split_of(n, plan.known.device) for n in dots) if s is not None]
     said = tuple(
         f"{s.dot!r} is multiplied by a generated kernel in {s.parts} parts of K: {s.gain * 1e6:.1f} us less predicted"
         for s in splits

@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass
 
 from megafuse.core.device import DeviceSpec
-from megafuse.core.dtypes import DType
 from megafuse.core.sizes import ceil_div, is_open
-from megafuse.fusion.epilogue import EFFICIENCY, HALVES, DotRule
+from megafuse.fusion.epilogue import EFFICIENCY, HALVES
 from megafuse.ir.graph import Node
 
 TILE = 128  # rows and columns of the tiles that are counted
@@ -26,7 +25,7 @@ class Split:
     gain: float
 
 
-def split_of(dot: Node, device: DeviceSpec, rule: DotRule) -> Split | None:
+def split_of(dot: Node, device: DeviceSpec) -> Split | None:
     """How ``dot`` would be cut; None where its tiles fill the device, or where the library is predicted to be faster.
 
     ``time = max(flops / (rate * share of the SMs that have work), operand bytes / bandwidth)``, and for parts the
@@ -34,7 +33,7 @@ def split_of(dot: Node, device: DeviceSpec, rule: DotRule) -> Split | None:
     """
     if len(dot.args) > 2 or any(is_open(n) for n in (*dot.shape, *dot.args[0].shape)):
         return None
-    if dot.dtype not in (*HALVES, DType.F32) or any(a.dtype is not dot.dtype for a in dot.args) or 1 in dot.shape[1:]:
+    if dot.dtype not in HALVES or any(a.dtype is not dot.dtype for a in dot.args) or 1 in dot.shape[1:]:
         return None
     problems, rows, cols = dot.shape
     inner = dot.args[0].shape[-1]
@@ -42,11 +41,9 @@ def split_of(dot: Node, device: DeviceSpec, rule: DotRule) -> Split | None:
     parts = min(device.sms // tiles, inner // LEAST_PART, MOST_SPLITS)
     if parts < 2:
         return None
-    kind = "16bit" if dot.dtype in HALVES else "tf32" if rule.tf32 else "fp32"
-    rate = {"16bit": device.dot_rate_16bit, "tf32": device.dot_rate_tf32, "fp32": device.dot_rate_fp32}[kind]
-    work = 2.0 * math.prod(dot.shape) * inner / rate
+    work = 2.0 * math.prod(dot.shape) * inner / device.dot_rate_16bit
     memory = sum(a.type.nbytes for a in dot.args) / device.dram_bandwidth
     library = max(work / min(1.0, LIBRARY_SPLITS * tiles / device.sms), memory)
     sums = 2 * parts * math.prod(dot.shape) * 4 / device.l2_bandwidth + device.launch_seconds
-    generated = max(work / EFFICIENCY[kind] / min(1.0, parts * tiles / device.sms), memory) + sums
+    generated = max(work / EFFICIENCY / min(1.0, parts * tiles / device.sms), memory) + sums
     return Split(dot, parts, library - generated) if generated < library else None

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from megafuse.ir.graph import Node
 from megafuse.ir.index import Affine, Axis, Index, substitute_axis
+from megafuse.ir.types import Concat
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,15 @@ class Anchor:
     def value(self) -> Node:
         """The node that is computed: the anchor's node or, for a part, that argument of the concat."""
         return self.node if self.part is None else self.node.args[self.part]
+
+    def placed(self, index: Index) -> Index:
+        """An index of the value as one of the node: shifted along the concat's axis where the value is a part."""
+        if self.part is None:
+            return index
+        assert isinstance(self.node.attrs, Concat)
+        axis = self.node.attrs.axis
+        start = sum(p.shape[axis] for p in self.node.args[: self.part])
+        return tuple(ix.shift(start) if d == axis else ix for d, ix in enumerate(index))
 
 
 @dataclass(frozen=True)

@@ -99,9 +99,11 @@ def _run_worker(sources: list[KernelSource], arch: int, limit: float, left: floa
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     command = [sys.executable, str(_WORKER)]
     timeout = min(limit * len(sources), left)
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipe = subprocess.PIPE
     # A session of its own, so that the assembler which the child has started ends with it.
-    with subprocess.Popen(command, env=env, text=True, start_new_session=True, **pipes) as child:
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=pipe, env=env, text=True, start_new_session=True
+    ) as child:
         try:
             output, said = child.communicate(work, timeout)
             trouble = f"compiler process ended with {child.returncode}: {said.strip()[-400:]}"

@@ -70,7 +70,7 @@ class ChainMaker:
             matrices=tuple((k, n) for _, k, n in edges.values()),
             sums=tuple(_edges(s) for s in chain.stages if is_sum(s)),
             dtype=dtype,
-            plain=dtype is DType.F32 and not self.cover.tf32,
+            plain=dtype is DType.F32,
         )
 
 

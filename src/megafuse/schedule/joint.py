@@ -47,9 +47,14 @@ def _is_flat(trace: Trace, strides: Strides) -> bool:
     if len(col) != 1 or any(i.guards for i in trace.insts):
         return False
     places = [combine(i.index, strides(i.node)) for i in trace.loads() if i.axes]
-    stored = [combine(r.index, strides(r.anchor.node)) for r in trace.nest.roots]
+    stored = [_target(r, strides) for r in trace.nest.roots]
     fits = all(not p.const and dict(p.terms) in (row, row | col) for p in places)
-    return fits and all(not p.const and dict(p.terms) == row for p in stored)
+    return fits and all(dict(p.terms) == row for p in stored)
+
+
+def _target(root: Root, strides: Strides) -> Affine:
+    """Where the root's value goes; a part of a concat begins behind the parts before it."""
+    return combine(root.anchor.placed(root.index), strides(root.anchor.node))
 
 
 def _joined(traces: Sequence[Trace], strides: Strides) -> Joint:
@@ -70,7 +75,8 @@ def _joined(traces: Sequence[Trace], strides: Strides) -> Joint:
         for root in trace.nest.roots:
             moved = Root(root.anchor, _flat(here, len(root.index)))
             roots[moved] = new[trace.roots[root]]
-            stores.append((moved, root.anchor.node, here, inside))
+            target = Affine(here.terms, here.const + _target(root, strides).const)
+            stores.append((moved, root.anchor.node, target, inside))
     return Joint(Trace(Nest(space, tuple(roots)), tuple(insts), roots), tuple(stores))
 
 

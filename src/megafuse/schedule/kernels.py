@@ -14,7 +14,7 @@ from megafuse.ir.graph import Node, contiguous_strides
 from megafuse.ir.index import Affine, Axis, Index, combine
 from megafuse.ir.nest import Anchor, Nest, Root, rename_axes
 from megafuse.ir.trace import Inst, Trace, trace_nest
-from megafuse.ir.types import Concat, Dot, Opaque
+from megafuse.ir.types import Dot, Opaque
 from megafuse.ir.views import memory_of
 from megafuse.schedule.chains import ChainMaker
 from megafuse.schedule.choice import Choice, Known, choose_tiles, nothing_known
@@ -87,7 +87,7 @@ class KernelMaker:
         problems, rows, cols = dot.shape
         shape = (problems, rows, cols, dot.args[0].shape[-1])
         live = live_tiles(trace, product.axes)
-        tile = choose_dot_tile(shape, dot.dtype, self.device, len(tiled) + 1, self.cover.tf32, live)
+        tile = choose_dot_tile(shape, dot.dtype, self.device, len(tiled) + 1, live=live)
         loop = tuple(a for a in nest.space.rows if a.name not in fixed)
         held = Tile(
             row_tile=tile.rows,
@@ -111,7 +111,7 @@ class KernelMaker:
         """A generated product in parts of K, and what adds up their sums."""
         operands = tuple(dict.fromkeys(memory_of(a, self.cover.materialised) for a in dot.args))
         forward = dot in self.forward
-        kernel, sums = split_kernel(dot, splits, operands, next(self.uids), forward, self.device, self.cover.tf32)
+        kernel, sums = split_kernel(dot, splits, operands, next(self.uids), forward, self.device)
         finisher = split_finisher(dot, sums, next(self.uids), self.cover.materialised)
         return [kernel, self._finisher_kernel(finisher, forward, "")]
 
@@ -199,7 +199,8 @@ class KernelMaker:
             uid = next(self.uids)
             partial = make_partial(root, fixed, chunks, f"partial_{uid}", uid)
             if partial is None:
-                stores.append((root, root.anchor.node, combine(root.index, self.strides(root.anchor.node))))
+                index = root.anchor.placed(root.index)
+                stores.append((root, root.anchor.node, combine(index, self.strides(root.anchor.node))))
             else:
                 partials[root.anchor.node] = partial
                 stores.append((root, partial.node, combine(partial.index, contiguous_strides(partial.node.shape))))
@@ -210,13 +211,7 @@ class KernelMaker:
         node = root.anchor.node
         if not self.read_by.get(node):
             return []
-        index: Index = root.index
-        if root.anchor.part is not None:
-            assert isinstance(node.attrs, Concat)
-            axis = node.attrs.axis
-            start = sum(p.shape[axis] for p in node.args[: root.anchor.part])
-            index = tuple(ix.shift(start) if d == axis else ix for d, ix in enumerate(index))
-        return [(root, node, combine(index, self.strides(node)))]
+        return [(root, node, combine(root.anchor.placed(root.index), self.strides(node)))]
 
     def _walk_order(self, trace: Trace, rows: list[Axis]) -> tuple[Axis, ...]:
         """Loop rows, outermost first.
@@ -273,7 +268,7 @@ class KernelMaker:
 
     def _force_store(self, root: Root) -> list[tuple[Root, Node, Affine]]:
         return list(self._store(root)) or [
-            (root, root.anchor.node, combine(root.index, self.strides(root.anchor.node)))
+            (root, root.anchor.node, combine(root.anchor.placed(root.index), self.strides(root.anchor.node)))
         ]
 
 

@@ -17,6 +17,7 @@ from megafuse.ir.index import combine
 from megafuse.ir.trace import Inst, Trace
 
 SHORT_RUN = 128  # bytes: shorter contiguous runs waste parts of the sectors they fetch
+BLOCK_SHARE = 0.6  # of the L2 cache that blocks may take; the rest is for what only passes through it
 
 Strides = Callable[[Node], tuple[int, ...]]
 
@@ -73,6 +74,6 @@ def sharers(trace: Trace, axis: str, programs: int, device: DeviceSpec, least: i
     if is_open(size):
         return 1
     blocks = min(programs, typical(trace.nest.space.num_rows) // size)
-    wanted = blocks * size * row_bytes(trace) / device.l2_bytes
+    wanted = blocks * size * row_bytes(trace) / (BLOCK_SHARE * device.l2_bytes)
     divisors = [n for n in range(1, size + 1) if size % n == 0 and size // n >= least]
     return next((n for n in divisors if n >= wanted), max(divisors, default=1))

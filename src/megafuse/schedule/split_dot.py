@@ -20,12 +20,12 @@ from megafuse.schedule.types import DotTile, Tile
 
 
 def split_kernel(
-    dot: Node, splits: int, operands: tuple[Node, ...], uid: int, forward: bool, device: DeviceSpec, tf32: bool
+    dot: Node, splits: int, operands: tuple[Node, ...], uid: int, forward: bool, device: DeviceSpec
 ) -> tuple[KernelPlan, Node]:
     """The kernel that multiplies, and the value ``[parts, P, M, N]`` that it writes. At most ``splits`` parts."""
     problems, rows, cols = dot.shape
     inner = dot.args[0].shape[-1]
-    tile = choose_dot_tile((splits * problems, rows, cols, ceil_div(inner, splits)), dot.dtype, device, 2, tf32)
+    tile = choose_dot_tile((splits * problems, rows, cols, ceil_div(inner, splits)), dot.dtype, device, 2)
     span = ceil_div(ceil_div(inner, splits), tile.depth) * tile.depth
     splits = ceil_div(inner, span)
     shape = (splits, *dot.shape)

@@ -152,11 +152,11 @@ class _StepBuilder:
     def _dot(self, plan: DotPlan) -> DotPart:
         a, b, *bias = map(self._view, plan.node.args)
         copies = self.device.arch >= TENSOR_COPIES_SINCE
-        return DotPart(plan.node, a, b, bias[0] if bias else None, plan.tile, self.cover.tf32, copies, plan.splits)
+        return DotPart(plan.node, a, b, bias[0] if bias else None, plan.tile, copies, plan.splits)
 
     def _chain(self, plan: ChainPlan) -> ChainPart:
         stages = tuple(s if isinstance(s, int) else self._chain_dot(s) for s in plan.stages)
-        return ChainPart(plan.rows, stages, plan.tile, self.cover.tf32)
+        return ChainPart(plan.rows, stages, plan.tile)
 
     def _chain_dot(self, plan: ChainDotPlan) -> ChainDot:
         if plan.sums is None:

@@ -248,7 +248,6 @@ class DotPart:
     b: View
     bias: View | None
     tile: DotTile
-    tf32: bool = False
     descriptors: bool = False
     splits: int = 1
 
@@ -275,7 +274,6 @@ class ChainPart:
     rows: int
     stages: tuple[int | ChainDot, ...]
     tile: ChainTile
-    tf32: bool = False
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ from megafuse.codegen.writer import Writer
 from megafuse.core.dtypes import DType
 from megafuse.ir.chain import block
 
+AHEAD = 128  # registers of a thread for matrices that wait for their product, half of it beside sums over rows
+
 _Key = tuple[object, ...]
 
 
@@ -154,9 +156,11 @@ class _Printer:
         before, inside, after = writer.part(), Writer(2 if self.frame.looped else 1), writer.part()
         if self.frame.looped:
             self._start(before)
-        for stage in self.program.stages:
+        loads = before if self.program.held and self.frame.looped else inside
+        for at, stage in enumerate(self.program.stages):
             if isinstance(stage, Product):
-                self._product(stage, before if self.program.held else inside, inside)
+                self._load_ahead(at, loads)
+                self._product(stage, loads, inside)
             elif isinstance(stage, RowSums):
                 self._step(stage, inside)
                 if not self.frame.looped:
@@ -218,6 +222,17 @@ class _Printer:
                 self._store(stage, after)
 
     # --- products ---------------------------------------------------------------------------------------------------
+
+    def _load_ahead(self, at: int, loads: Writer) -> None:
+        """Load matrices of the product in position ``at`` and of later ones while registers hold what waits for use."""
+        products = [s for s in self.program.stages[at:] if isinstance(s, Product)]
+        room = AHEAD // (1 + any(isinstance(s, RowSums) for s in self.program.stages))
+        for stage in products * self.program.held:
+            size = block(stage.inner) * block(stage.cols) * stage.dtype.size
+            room -= size // (4 * 32 * self.program.num_warps)
+            if room < 0:
+                break
+            self._matrix(stage, loads)
 
     def _product(self, stage: Product, loads: Writer, inside: Writer) -> None:
         matrix = self._matrix(stage, loads)

@@ -65,6 +65,14 @@ def _round_f16_alone(x):
         pack=1,
     )
 ''',
+    "_to_f16": '''
+@triton.jit
+def _to_f16(x):
+    """fp32 values rounded to fp16, two at a time."""
+    return tl.inline_asm_elementwise(
+        "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=tl.float16, is_pure=True, pack=2
+    )
+''',
     "_to_bf16": '''
 @triton.jit
 def _to_bf16(x):
@@ -86,12 +94,7 @@ def _widen_bf16(x):
 def _exp(x):
     """e**x = 2**(x * log2(e)) with a relative error below 2**-22 + |x| * 2**-23; below 2**-126 it is 0."""
     return tl.inline_asm_elementwise(
-        "{ .reg .f32 t; mul.f32 t, $1, 0f3FB8AA3B; ex2.approx.ftz.f32 $0, t; }",
-        "=f,f",
-        [x],
-        dtype=tl.float32,
-        is_pure=True,
-        pack=1,
+        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * 1.4426950408889634], dtype=tl.float32, is_pure=True, pack=1
     )
 ''',
     "_sigmoid": '''
@@ -111,14 +114,13 @@ def _sigmoid(x):
     "_log1p_unit": '''
 @triton.jit
 def _log1p_unit(x):
-    """log(1 + x) for 0 <= x <= 1 as x times a polynomial (minimax), with a relative error below 2e-6."""
-    p = 0.01414102409034967
-    p = p * x - 0.06640180200338364
-    p = p * x + 0.14922387897968292
-    p = p * x - 0.2350386083126068
-    p = p * x + 0.33109450340270996
-    p = p * x - 0.4998696446418762
-    return (p * x + 0.9999987483024597) * x
+    """log(1 + x) for 0 <= x <= 1 as x times a polynomial (minimax), with a relative error below 1e-5."""
+    p = -0.02386915497481823
+    p = p * x + 0.10122229903936386
+    p = p * x - 0.21004870533943176
+    p = p * x + 0.3252066969871521
+    p = p * x - 0.4993613660335541
+    return (p * x + 0.9999915957450867) * x
 ''',
     "_max": '''
 @triton.jit
@@ -303,6 +305,7 @@ HELPERS |= {f"_sum{count}": _sum_helper(count) for count in range(2, MOST_SUMS +
 _PLAIN = {
     "_exp": "tl.exp(x)",
     "_sigmoid": "1.0 / (1.0 + tl.exp(-x))",
+    "_to_f16": "x.to(tl.float16)",
     "_round_f16": "x.to(tl.float16).to(tl.float32)",
     "_round_f16_alone": "x.to(tl.float16).to(tl.float32)",
 }

@@ -151,6 +151,8 @@ def _converted(body: Body, node: Convert, piece: int) -> str:
     if node.through in HALVES:
         alone = "" if rows * cols > 1 else "_alone"
         return f"{_THROUGH[node.through, node.src_dtype, node.dtype]}{alone}({name})"
+    if (node.src_dtype, node.dtype) == (DType.F32, DType.F16) and rows * cols > 1:
+        return f"_to_f16({name})"
     return convert(name, node.src_dtype, node.dtype)
 
 
