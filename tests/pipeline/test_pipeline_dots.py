@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,16 +11,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import megafuse
-from megafuse.compiler import Compiled, compile_call
+from megafuse.compiler import Compiled, NotFusedWarning, compile_call, engine
+from megafuse.compiler.engine import available
 from megafuse.core.device import device_spec
 from megafuse.core.errors import InputError
 from megafuse.fusion import planner
 from megafuse.fusion.epilogue import DotRule
 from megafuse.fusion.split_dot import Split
 from megafuse.runtime.offline import compile_offline
+from megafuse.runtime.shim import DESCRIPTORS_SINCE, triton_version
 from megafuse.workloads import get, names
 from pipeline_helpers import check_few, compiled_of
 
+DESCRIBED = pytest.mark.skipif(
+    triton_version() < DESCRIPTORS_SINCE,
+    reason="products are generated from Triton 3.4 on: before, ptxas is slow",
+)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -133,6 +140,16 @@ def on_meta(make: Callable[[], nn.Module], *shape: int) -> tuple[nn.Module, Tens
         return make().to(torch.bfloat16), torch.empty(shape, dtype=torch.bfloat16, requires_grad=True)
 
 
+def test_without_tensor_descriptors_the_library_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = DotRule(True, chain=True)
+    assert available(rule, "numpy") == rule
+    monkeypatch.setattr(engine, "triton_version", lambda: (3, 3))
+    assert available(rule, "numpy") == rule
+    with pytest.warns(NotFusedWarning, match="needs Triton 3.4 or newer"):
+        assert available(rule, "triton") == replace(rule, fuse=False)
+
+
+@DESCRIBED
 def test_the_activation_and_its_derivative_move_into_the_products_of_a_network_per_token() -> None:
     compiled = planned(*on_meta(lambda: TokenFFN(64, 1280, 2560), 1024, 64, 1280))
     kernels = compiled.step.kernels
@@ -156,6 +173,7 @@ def test_bias_and_residual_move_into_the_second_product_of_a_block() -> None:
     assert compiled.step.buffer(kernel.writes[0]).dtype.value == "bf16"
 
 
+@DESCRIBED
 def test_bias_gradients_beside_a_product_do_not_read_its_values_again() -> None:
     compiled = planned(*on_meta(lambda: Residual(1024, 4096), 8192, 1024))
     (kernel,) = [k for k in compiled.step.kernels if any(b.startswith("partial") for b in k.writes) and k.dot]
@@ -199,6 +217,7 @@ def test_products_in_parts_of_k(name: str, dtype: str, monkeypatch: pytest.Monke
     assert "in 5 parts of" in str(megafuse.explain(fused))
 
 
+@DESCRIBED
 def test_weight_gradients_of_narrow_layers_are_cut_by_the_cost_model() -> None:
     compiled = planned(*on_meta(lambda: nn.Linear(128, 128, bias=False), 65536, 128))
     (kernel,) = [k for k in compiled.step.kernels if k.dot is not None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from megafuse.runtime.autograd import apply, share_memory
 from megafuse.runtime.binding import Binder, BindingKey
 from megafuse.runtime.device import live_device_spec
 from megafuse.runtime.graphs import Budget
+from megafuse.runtime.shim import DESCRIPTORS_SINCE, triton_version
 
 DEFAULT_ARCH = 90
 MOST_UNFIT = 4  # structures in a row that could not be captured: then the original serves all calls
@@ -94,6 +95,15 @@ def dot_rule(dots: str, tf32: bool = False, chains: bool = True) -> DotRule:
     if dots not in DOTS:
         raise InputError(f"unknown way to run dots: {dots!r}", hint=f"use one of {', '.join(DOTS)}")
     return DotRule(dots == "auto", tf32, chains)
+
+
+def available(rule: DotRule, backend: str) -> DotRule:
+    """``rule`` without generated products where Triton has no tensor descriptors: building takes minutes."""
+    if backend != "triton" or not rule.fuse or triton_version() >= DESCRIPTORS_SINCE:
+        return rule
+    since = ".".join(map(str, DESCRIPTORS_SINCE))
+    warn_user(f"dots='auto' needs Triton {since} or newer: the library multiplies", NotFusedWarning)
+    return replace(rule, fuse=False)
 
 
 class Engine:
@@ -303,7 +313,7 @@ def _bind(
     def make(captured: Captured, scalars: Sequence[Scalar] = ()) -> Program:
         getter.check_same_places(captured.leaves)
         known = find_known(spec, target, tune=options.tune, plan=options.plan)
-        rule = dot_rule(options.dots, key.flags.tf32, options.chains)
+        rule = available(dot_rule(options.dots, key.flags.tf32, options.chains), backend)
         compiled = compile_captured(captured, spec, known=known, dots=rule, memory_budget=options.memory_budget)
         compiled = complete(compiled, known, structure.engine.tuner, key.device)
         program = Program(compiled, compiled.artifact(backend, interpreted=target == "interpret"), scalars)

@@ -20,6 +20,22 @@ def _round_bf16(x):
 
 
 @triton.jit
+def _to_bf16(x):
+    """fp32 values rounded to bf16, two at a time."""
+    return tl.inline_asm_elementwise(
+        "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=tl.bfloat16, is_pure=True, pack=2
+    )
+
+
+@triton.jit
+def _widen_bf16(x):
+    """bf16 values as fp32, two at a time."""
+    return tl.inline_asm_elementwise(
+        "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [x], dtype=tl.float32, is_pure=True, pack=2
+    )
+
+
+@triton.jit
 def chain_odd_bf16(
     x_ptr,  # bf16 [37, 5]
     w1_ptr,  # bf16 [20, 5]
@@ -50,29 +66,29 @@ def chain_odd_bf16(
         mask=(offs_32[:, None] < 20) & (offs_16[None, :] < 5),
         other=0.0,
     )
-    # src[mlp.py:7]: h = relu(x @ w1.T + b1)
-    b1_v1_bf16 = tl.load(b1_ptr + col_v2, mask=col_mask_v2, other=0.0)
-    b1_v1 = b1_v1_bf16.to(tl.float32)
     w2 = tl.load(
         w2_ptr + offs_32[:, None] * 3 + offs_16[None, :],
         mask=(offs_32[:, None] < 20) & (offs_16[None, :] < 3),
         other=0.0,
     )
+    # src[mlp.py:7]: h = relu(x @ w1.T + b1)
+    b1_v1_bf16 = tl.load(b1_ptr + col_v2, mask=col_mask_v2, other=0.0)
+    b1_v1 = _widen_bf16(b1_v1_bf16)
     for first_row in range(0, 32, 16):
         row = chunk * 32 + first_row + tl.arange(0, 16)[:, None]
         row_mask = row < 37
         x_v1_bf16 = tl.load(x_ptr + row * 5 + col, mask=row_mask & col_mask, other=0.0)
-        x_v1 = x_v1_bf16.to(tl.float32)
+        x_v1 = _widen_bf16(x_v1_bf16)
         acc0 = tl.dot(x_v1.to(tl.bfloat16), w1.T)
         # src[mlp.py:7]: h = relu(x @ w1.T + b1)
         z = acc0 + b1_v1
         z0 = _round_bf16(z)
         h = tl.maximum(z0, 0.0, propagate_nan=tl.PropagateNan.ALL)
-        h0 = h.to(tl.bfloat16)
+        h0 = _to_bf16(h)
         acc_db += tl.where(row_mask, h, 0.0)
         sums0 = tl.dot(tl.trans(tl.where(row_mask, x_v1.to(tl.bfloat16), 0.0)), tl.where(row_mask, h0, 0.0), sums0)
         acc1 = tl.dot(tl.where(offs_32[None, :] < 20, h0, 0.0), w2)
-        acc1_out = acc1.to(tl.bfloat16)
+        acc1_out = _to_bf16(acc1)
         tl.store(y_ptr + row * 3 + col_v3, acc1_out, mask=row_mask & col_mask_v3)
     acc_db_total = tl.sum(acc_db, 0, keep_dims=True)
     tl.store(db_ptr + chunk * 20 + col_v2, acc_db_total, mask=col_mask_v2)

@@ -27,9 +27,9 @@ def chain_rows_f32(
     acc_db = tl.zeros([16], tl.float32)
     sums0 = tl.zeros((16, 16), tl.float32)
     w1 = tl.load(w1_ptr + offs_16[:, None] * 12 + offs_16[None, :], mask=offs_16[None, :] < 12, other=0.0)
+    w2 = tl.load(w2_ptr + offs_16[:, None] * 9 + offs_16[None, :], mask=offs_16[None, :] < 9, other=0.0)
     # src[mlp.py:7]: h = relu(x @ w1.T + b1)
     b1_v1 = tl.load(b1_ptr + col_v2)
-    w2 = tl.load(w2_ptr + offs_16[:, None] * 9 + offs_16[None, :], mask=offs_16[None, :] < 9, other=0.0)
     for first_row in range(0, 2, 1):
         row = chunk * 2 + first_row
         row_mask = row < 5

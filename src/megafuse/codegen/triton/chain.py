@@ -103,7 +103,7 @@ class _Printer:
         for key, phase in self._spaces().items():
             fixed = RunNames((), (self.grid.fixed,), (), self.namer)
             frame = Frame(program.shell, phase, fixed, self.grid, self.zero, self.rows)
-            body = self.bodies[key] = Body(Writer(), frame, self.namer, fast)
+            body = self.bodies[key] = Body(Writer(), frame, self.namer, fast, pairs=True)
             body.values = values
         self.values, self.frame = values, next(iter(self.bodies.values())).frame
         self.matrices: dict[_Key, str] = {}

@@ -306,6 +306,8 @@ _PLAIN = {
     "_exp": "tl.exp(x)",
     "_sigmoid": "1.0 / (1.0 + tl.exp(-x))",
     "_to_f16": "x.to(tl.float16)",
+    "_to_bf16": "x.to(tl.bfloat16)",
+    "_widen_bf16": "x.to(tl.float32)",
     "_round_f16": "x.to(tl.float16).to(tl.float32)",
     "_round_f16_alone": "x.to(tl.float16).to(tl.float32)",
 }

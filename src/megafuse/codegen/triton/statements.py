@@ -27,10 +27,14 @@ from megafuse.core.dtypes import DType
 
 
 class Body:
-    """Writes the statements of one phase and knows its values."""
+    """Writes the statements of one phase and knows its values.
 
-    def __init__(self, writer: Writer, frame: Frame, namer: Namer, fast: bool) -> None:
-        self.writer, self.frame, self.namer, self.fast = writer, frame, namer, fast
+    ``pairs``: conversions from and to 16-bit types are written for two elements at a time. The compiler finds pairs by
+    itself where a rounded value is only stored, but not where it is widened at once.
+    """
+
+    def __init__(self, writer: Writer, frame: Frame, namer: Namer, fast: bool, pairs: bool = False) -> None:
+        self.writer, self.frame, self.namer, self.fast, self.pairs = writer, frame, namer, fast, pairs
         self.values: dict[str, Value] = {}
         self.bounds: dict[str, str] = {}  # what is known of a value's range; see ``ops.bound``
 
@@ -151,8 +155,8 @@ def _converted(body: Body, node: Convert, piece: int) -> str:
     if node.through in HALVES:
         alone = "" if rows * cols > 1 else "_alone"
         return f"{_THROUGH[node.through, node.src_dtype, node.dtype]}{alone}({name})"
-    if (node.src_dtype, node.dtype) == (DType.F32, DType.F16) and rows * cols > 1:
-        return f"_to_f16({name})"
+    if body.pairs and (node.src_dtype, node.dtype) in _PAIRS and rows * cols > 1:
+        return f"{_PAIRS[node.src_dtype, node.dtype]}({name})"
     return convert(name, node.src_dtype, node.dtype)
 
 
@@ -161,6 +165,12 @@ _THROUGH = {
     (DType.F16, DType.F32, DType.F32): "_round_f16",
     (DType.BF16, DType.F32, DType.BF16): "_to_bf16",
     (DType.BF16, DType.BF16, DType.F32): "_widen_bf16",
+}
+
+_PAIRS = {
+    (DType.F32, DType.F16): "_to_f16",
+    (DType.F32, DType.BF16): "_to_bf16",
+    (DType.BF16, DType.F32): "_widen_bf16",
 }
 
 
