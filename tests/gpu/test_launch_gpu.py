@@ -217,6 +217,7 @@ def test_random_masks_differ_from_replay_to_replay() -> None:
     assert all(0.4 < m.float().mean() < 0.6 for m in masks)
 
 
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match")
 @pytest.mark.parametrize("cuda_graph", [False, True])
 def test_make_graphed_callables_takes_fused_modules(cuda_graph: bool) -> None:
     module = block()

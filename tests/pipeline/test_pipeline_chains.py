@@ -286,3 +286,15 @@ def test_gradients_that_are_parts_of_one_value(rows: int) -> None:
     module, x = Parts(24, 32), torch.randn(rows, 24, requires_grad=True)
     fused = megafuse.fuse(module, x, target="interpret")
     megafuse.check(module, x, fused=fused, seeds=2).raise_if_failed()
+
+
+@pytest.mark.parametrize("rows", [3, 77])
+def test_layers_of_one_column(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums over all rows of single values stand beside longer ones in one finisher."""
+    monkeypatch.setattr("megafuse.fusion.planner.WORTH_CHAINING", -float("inf"))
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(5, 1), nn.Tanh(), nn.Linear(1, 9), nn.Tanh(), nn.Linear(9, 1))
+    x = torch.randn(rows, 5, requires_grad=True)
+    fused = megafuse.fuse(module, x, target="interpret")
+    assert any(k.chain is not None for k in compiled_of(fused).step.kernels)
+    check_few(module, x, fused=fused)

@@ -26,6 +26,7 @@ from megafuse.codegen.program import (
     TileProgram,
 )
 from megafuse.core.dtypes import DType
+from megafuse.core.errors import VerifyError
 from megafuse.core.sizes import huge, typical
 from megafuse.ir.graph import Node
 from megafuse.ir.index import Affine, axis_index, combine
@@ -198,6 +199,8 @@ class PhaseLowering:
             buffer = self.buffers[self.names[inst.node]]
             dst = self._name(inst, buffer.name)
             offset = combine(inst.index, buffer.strides)
+            if not offset.axes <= inst.axes:
+                raise VerifyError(f"{dst} is loaded along {sorted(offset.axes - inst.axes)}, along which it is the same")
             reread = inst in self.reread
             # What tests other axes than the address has cannot lead it outside: who selects the value tests them too.
             guards = tuple(g for g in inst.guards if not {a for a, _ in g.index.terms}.isdisjoint(inst.axes))

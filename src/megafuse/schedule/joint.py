@@ -81,9 +81,11 @@ def _joined(traces: Sequence[Trace], strides: Strides) -> Joint:
 
 
 def _moved(inst: Inst, space: Space, here: Affine, inside: tuple[Guard, ...], args: list[Inst]) -> Inst:
-    """An instance over the joint rows."""
+    """An instance over the joint rows; what has one row of its own varies along them too."""
     names = space.row_names
     axes = frozenset({ROW if a in names else "p" for a in inst.axes})
+    if any(ROW in a.axes for a in args) or (inst.kind == "load" and inst.axes):
+        axes |= {ROW}
     if inst.kind != "load" or not inst.axes:
         index = _flat(here, len(inst.index)) if inst.index and inst.kind == "reduce" else inst.index
         return replace(inst, axes=axes, args=tuple(args), index=index)
