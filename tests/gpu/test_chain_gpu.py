@@ -59,6 +59,10 @@ def make(name: str, dtype: torch.dtype) -> tuple[nn.Module, Tensor]:
     widths, bias, activation, rows = NETWORKS[name]
     torch.manual_seed(0)
     module = network(widths, bias, activation).to("cuda", dtype)
+    with torch.no_grad():
+        for layer in module:
+            if isinstance(layer, nn.Linear):
+                layer.weight.mul_(math.sqrt(3))  # default initialisation lets the signal of thirty layers die out
     return module, torch.randn(*rows, widths[0], device="cuda", dtype=dtype, requires_grad=True)
 
 

@@ -200,7 +200,9 @@ class PhaseLowering:
             dst = self._name(inst, buffer.name)
             offset = combine(inst.index, buffer.strides)
             if not offset.axes <= inst.axes:
-                raise VerifyError(f"{dst} is loaded along {sorted(offset.axes - inst.axes)}, along which it is the same")
+                raise VerifyError(
+                    f"{dst} is loaded along {sorted(offset.axes - inst.axes)}, along which it is the same"
+                )
             reread = inst in self.reread
             # What tests other axes than the address has cannot lead it outside: who selects the value tests them too.
             guards = tuple(g for g in inst.guards if not {a for a, _ in g.index.terms}.isdisjoint(inst.axes))
