@@ -64,6 +64,13 @@ def dots(compilation: Compiled) -> tuple[int, int]:
     return sum(made), len(made) - sum(made)
 
 
+@pytest.fixture
+def _products_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No chains: what they save and how they round depends on what else is in them."""
+    monkeypatch.setattr("megafuse.fusion.planner.WORTH_CHAINING", float("inf"))
+
+
+@pytest.mark.usefixtures("_products_of_their_own")
 @pytest.mark.parametrize("between", [True, False])
 def test_only_what_enters_a_region_is_saved(between: bool) -> None:
     x = torch.randn(5, 8, requires_grad=True)
@@ -88,6 +95,7 @@ def test_nothing_is_computed_twice_without_gradients() -> None:
     assert dots(compilation) == (4, 0)
 
 
+@pytest.mark.usefixtures("_products_of_their_own")
 def test_random_draws_are_kept() -> None:
     """Dropout in a region: forward and backward see one mask."""
     x = torch.randn(5, 8, requires_grad=True)

@@ -159,7 +159,7 @@ def run_step(example: Example, device: str, dots: str) -> tuple[int, int]:
     if device == "cuda":
         torch.cuda.synchronize()
     made = [k for b in engine_of(fused).bindings if b.compiled is not None for k in b.compiled.step.kernels]
-    return len(made), sum(k.dot is not None for k in made)
+    return len(made), sum(k.dot is not None or k.chain is not None for k in made)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
