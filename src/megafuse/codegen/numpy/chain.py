@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from megafuse.codegen.artifact import KernelSource
 from megafuse.codegen.chain_program import ChainProgram, Product, RowSums
 from megafuse.codegen.names import Namer, identifier
-from megafuse.codegen.numpy.helpers import used_helpers
+from megafuse.codegen.numpy.helpers import imports_of, used_helpers
 from megafuse.codegen.numpy.kernel import write_phase
 from megafuse.codegen.numpy.statements import Body, Value, convert
+from megafuse.codegen.source import kernel_source
 from megafuse.codegen.writer import Writer
 from megafuse.core.dtypes import DType
 
@@ -17,19 +18,8 @@ from megafuse.core.dtypes import DType
 def print_chain(program: ChainProgram) -> KernelSource:
     """``program`` as a NumPy module: ``entry`` takes one flat array per parameter, in order, and writes the outputs."""
     kernel = _Printer(program).run()
-    text = "\n\n\n".join([*used_helpers(kernel), kernel])
-    imports = "import math\n\n" * ("math." in text)
-    imports += "import ml_dtypes\n" * ("ml_dtypes." in text) + "import numpy as np\n"
-    return KernelSource(
-        entry=identifier(program.name),
-        backend="numpy",
-        text=f"{imports}\n\n{text}",
-        params=tuple((param.name, param.dtype) for param in program.params),
-        grid=program.grid,
-        num_warps=program.num_warps,
-        num_stages=program.num_stages,
-        writes=tuple(at for at, param in enumerate(program.params) if param.written),
-    )
+    parts = [*used_helpers(kernel), kernel]
+    return kernel_source(program, "numpy", imports_of(parts), parts)
 
 
 class _Printer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 HELPERS = {
     "_matrix": '''
@@ -127,6 +128,13 @@ def _pow_int(a, b):
 ''',
 }
 _NAME = re.compile(r"(?<![\w.])(_[a-z]\w+)\b")
+
+
+def imports_of(parts: Sequence[str]) -> str:
+    """The import lines of a module of ``parts``."""
+    text = "".join(parts)
+    imports = "import math\n\n" * ("math." in text)
+    return imports + "import ml_dtypes\n" * ("ml_dtypes." in text) + "import numpy as np\n"
 
 
 def used_helpers(text: str) -> list[str]:

@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from megafuse.codegen.affine import runs
 from megafuse.codegen.artifact import KernelSource
 from megafuse.codegen.names import Namer, identifier
-from megafuse.codegen.numpy.helpers import used_helpers
+from megafuse.codegen.numpy.helpers import imports_of, used_helpers
 from megafuse.codegen.numpy.statements import Body
 from megafuse.codegen.program import ColReduce, Param, Phase, TileProgram
+from megafuse.codegen.source import kernel_source
 from megafuse.codegen.walk import affines, noted, statements
 from megafuse.codegen.writer import Writer
 from megafuse.core.sizes import typical
@@ -30,20 +31,8 @@ def print_tiles(program: TileProgram) -> KernelSource:
         ValueError: the program asks for something that has no NumPy form; the message names it.
     """
     kernel = _kernel_text(program)
-    text = "\n\n\n".join([*used_helpers(kernel), kernel])
-    imports = "import math\n\n" * ("math." in text)
-    imports += "import ml_dtypes\n" * ("ml_dtypes." in text) + "import numpy as np\n"
-    return KernelSource(
-        entry=identifier(program.name),
-        backend="numpy",
-        text=f"{imports}\n\n{text}",
-        params=tuple((param.name, param.dtype) for param in program.params),
-        grid=program.grid,
-        num_warps=program.num_warps,
-        num_stages=program.num_stages,
-        writes=tuple(at for at, param in enumerate(program.params) if param.written),
-        dims=tuple(dim.name for dim in program.dims),
-    )
+    parts = [*used_helpers(kernel), kernel]
+    return kernel_source(program, "numpy", imports_of(parts), parts, dims=tuple(dim.name for dim in program.dims))
 
 
 def _kernel_text(program: TileProgram) -> str:

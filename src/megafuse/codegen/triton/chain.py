@@ -13,8 +13,9 @@ from megafuse.codegen.chain_program import ChainProgram, Product, RowSums
 from megafuse.codegen.dot_program import Matrices
 from megafuse.codegen.names import Namer, identifier
 from megafuse.codegen.program import ColReduce, Level, Pass, Phase
+from megafuse.codegen.source import kernel_source
 from megafuse.codegen.triton.frame import ZERO, Definition, Frame, RunNames, buffer_name, grid_names, join_sum
-from megafuse.codegen.triton.helpers import used_helpers
+from megafuse.codegen.triton.helpers import imports_of, used_helpers
 from megafuse.codegen.triton.kernel import layout_text
 from megafuse.codegen.triton.loops import define_used, write_group
 from megafuse.codegen.triton.packed import pack
@@ -35,19 +36,8 @@ def print_chain(program: ChainProgram, *, assembly: bool = True) -> KernelSource
     """``program`` as a Triton module with one kernel. ``assembly=False`` writes it for Triton's interpreter."""
     stages = tuple(pack(s, _read_by_others(program, s)) if isinstance(s, Phase) else s for s in program.stages)
     kernel = _Printer(replace(program, stages=stages)).run()
-    text = "\n\n\n".join([*used_helpers(kernel, assembly), kernel])
-    imports = "import triton\nimport triton.language as tl\n"
-    imports += "from triton.language.extra import libdevice\n" * ("libdevice." in text)
-    return KernelSource(
-        entry=identifier(program.name),
-        backend="triton",
-        text=f"{imports}\n\n{text}",
-        params=tuple((param.name, param.dtype) for param in program.params),
-        grid=program.grid,
-        num_warps=program.num_warps,
-        num_stages=program.num_stages,
-        writes=tuple(at for at, param in enumerate(program.params) if param.written),
-    )
+    parts = [*used_helpers(kernel, assembly), kernel]
+    return kernel_source(program, "triton", imports_of(parts), parts)
 
 
 def _read_by_others(program: ChainProgram, phase: Phase) -> set[str]:

@@ -13,9 +13,10 @@ from megafuse.codegen.artifact import KernelSource
 from megafuse.codegen.dot_program import PRODUCT, DotProgram
 from megafuse.codegen.names import Namer, identifier
 from megafuse.codegen.program import ColReduce, Level, Load, Store, TileProgram
+from megafuse.codegen.source import kernel_source
 from megafuse.codegen.triton.dot_access import Accesses, Place
 from megafuse.codegen.triton.frame import ZERO, Definition, Frame, GridNames, RunNames, buffer_name
-from megafuse.codegen.triton.helpers import used_helpers
+from megafuse.codegen.triton.helpers import imports_of, used_helpers
 from megafuse.codegen.triton.kernel import layout_text
 from megafuse.codegen.triton.loops import define_used
 from megafuse.codegen.triton.packed import pack
@@ -36,19 +37,13 @@ def print_dot(program: DotProgram, *, assembly: bool = True) -> KernelSource:
     program = replace(program, epilogue=pack(program.epilogue), descriptors=program.descriptors and assembly)
     printer = _Printer(program)
     kernel = printer.run()
-    text = "\n\n\n".join([*used_helpers(kernel, assembly), kernel])
-    imports = "import triton\nimport triton.language as tl\n"
-    imports += "from triton.language.extra import libdevice\n" * ("libdevice." in text)
     aligned = tuple(n for n, p in enumerate(program.params) if p.name in printer.accesses.described)
-    return KernelSource(
-        entry=identifier(program.name),
-        backend="triton",
-        text=f"{imports}\n\n{text}",
-        params=tuple((param.name, param.dtype) for param in program.params),
-        grid=program.grid,
-        num_warps=program.num_warps,
-        num_stages=program.num_stages,
-        writes=tuple(at for at, param in enumerate(program.params) if param.written),
+    parts = [*used_helpers(kernel, assembly), kernel]
+    return kernel_source(
+        program,
+        "triton",
+        imports_of(parts),
+        parts,
         aligned=aligned,
         fallback=print_dot(replace(program, descriptors=False)) if aligned else None,
     )

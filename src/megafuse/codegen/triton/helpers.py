@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 HELPERS = {
     "_round_bf16": '''
@@ -316,6 +317,13 @@ _PLAIN_HELPERS = {
     for name, text in _PLAIN.items()
 }
 _CALL = re.compile(r"(?<![\w.])(_[a-z]\w+)\b")
+
+
+def imports_of(parts: Sequence[str]) -> str:
+    """The import lines of a module of ``parts``."""
+    libdevice = any("libdevice." in text for text in parts)
+    imports = "import triton\nimport triton.language as tl\n"
+    return imports + "from triton.language.extra import libdevice\n" * libdevice
 
 
 def used_helpers(text: str, assembly: bool) -> list[str]:

@@ -7,8 +7,9 @@ from dataclasses import replace
 from megafuse.codegen.artifact import KernelSource
 from megafuse.codegen.names import Namer, identifier
 from megafuse.codegen.program import Param, Phase, TileProgram
+from megafuse.codegen.source import kernel_source
 from megafuse.codegen.triton.frame import ZERO, Definition, Frame, RunNames, buffer_name, grid_names
-from megafuse.codegen.triton.helpers import used_helpers
+from megafuse.codegen.triton.helpers import imports_of, used_helpers
 from megafuse.codegen.triton.loops import define_used, write_phase
 from megafuse.codegen.triton.packed import pack
 from megafuse.codegen.triton.statements import Body
@@ -31,22 +32,8 @@ def print_tiles(program: TileProgram, *, assembly: bool = True) -> KernelSource:
     """
     program = replace(program, phases=tuple(map(pack, program.phases)))
     kernel = _kernel_text(program)
-    helpers = used_helpers(kernel, assembly)
-    text = "\n\n\n".join([*helpers, kernel])
-    imports = "import triton\nimport triton.language as tl\n"
-    if "libdevice." in text:
-        imports += "from triton.language.extra import libdevice\n"
-    return KernelSource(
-        entry=identifier(program.name),
-        backend="triton",
-        text=f"{imports}\n\n{text}",
-        params=tuple((param.name, param.dtype) for param in program.params),
-        grid=program.grid,
-        num_warps=program.num_warps,
-        num_stages=program.num_stages,
-        writes=tuple(at for at, param in enumerate(program.params) if param.written),
-        dims=tuple(dim.name for dim in program.dims),
-    )
+    parts = [*used_helpers(kernel, assembly), kernel]
+    return kernel_source(program, "triton", imports_of(parts), parts, dims=tuple(dim.name for dim in program.dims))
 
 
 def _kernel_text(program: TileProgram) -> str:
