@@ -5,9 +5,9 @@ once, matrices, what is stored. Arithmetic: products and sums over the rows at t
 tiles in registers reach, the maps' results, and what is stored in passing. In one program these overlap little, so they
 are added up. Latency: what the dependent products of one row tile take, once.
 
-The constants are fitted to one record of one H200 (GPU time in CUDA graphs; width 128, fp16, three to five layers with
-softplus, 64 to 2**20 rows; with it three odd layers of bf16 and three tiny ones of fp32). The unit tests hold what was
-faster there; nothing else is known of other GPUs than their rates.
+The constants are fitted to timings on one H200 that are not kept as records (GPU time in CUDA graphs; width 128,
+fp16, three to five layers with softplus, 64 to 2**20 rows; with it three odd layers of bf16 and three tiny ones of
+fp32). The unit tests hold what was faster there; nothing else is known of other GPUs than their rates.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class CheckReport:
     def raise_if_failed(self) -> CheckReport:
         """Return the report if all is well; raise ``CheckError`` with its text if not."""
         if not self.ok:
-            raise CheckError(str(self), hint="compare with casts='fp32', or run strict=True to see what was not fused")
+            raise CheckError(str(self), hint="strict=True tells what is not fused; docs/numerics.md has the rule")
         return self
 
     def __str__(self) -> str:
