@@ -56,6 +56,9 @@ def compile_case(case: Case, folder: Path) -> dict[str, Any]:
     vectors = sorted(set(re.findall(r"(?:ld|st)\.global\S*\.(v\d\.b\d+)", ptx)))
     found = {"name": case.name, "shared": compiled.metadata.shared, "vectors": vectors}
     found["wgmma"], found["tma"] = "wgmma.mma_async" in ptx, "cp.async.bulk.tensor" in ptx
+    constants = set(re.findall(r"(%\w+) = arith\.constant", compiled.asm["ttir"]))
+    sums = re.findall(r"tt\.dot [^,]+, [^,]+, (%\w+)", compiled.asm["ttir"])
+    found["started_sums"] = [name for name in sums if name not in constants]
     found["packed_adds"] = len(re.findall(r"add\.s16x2", ptx))
     return {**found, **resources(compiled.asm["cubin"], folder)}
 

@@ -205,6 +205,33 @@ def test_a_graph_is_not_replayed_on_another_stream(graphed: Any) -> None:
     assert all(equal(f, expected) for f in found)
 
 
+def test_inputs_that_move_are_recorded_again(graphed: Any) -> None:
+    """The first graphs are gone by then, and their memory pool with them."""
+    module, plain, fast = graphed
+    for number in range(8):
+        held = [draw(n) for n in range(number)]  # so that the next input lies elsewhere
+        expected = step(plain, module, draw(number), draw(2))
+        assert equal(step(fast, module, draw(number), draw(2)), expected)
+        with torch.no_grad():
+            for p in module.parameters():
+                p.data = p.data.clone()
+        del held
+    assert loaded(fast).recorded is not None, loaded(fast).reason
+
+
+def test_random_numbers_work_after_a_recording_that_failed() -> None:
+    recorder = CudaRecorder(torch.device("cuda", torch.cuda.current_device()))
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            recorder.record(lambda: torch.randn(4, device="cuda").sum().item())
+        assert torch.randn(4, device="cuda").isfinite().all()
+    replay, made = recorder.record(lambda: torch.randn(4, device="cuda"))
+    replay()
+    first = made.clone()
+    replay()
+    assert not torch.equal(first, made)
+
+
 def test_random_masks_differ_from_replay_to_replay() -> None:
     class Dropped(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
 import weakref
@@ -45,11 +46,11 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Graphs of PyTorch's CUDA streams, all in one memory pool."""
+    """Graphs of PyTorch's CUDA streams; those that live at the same time share one memory pool."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.pool: Any = None
+        self._newest: Callable[[], torch.cuda.CUDAGraph | None] = lambda: None
         self._stream = stream_reader(device)
 
     def stream(self) -> int:
@@ -62,14 +63,24 @@ class CudaRecorder:
 
     def record(self, work: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         """Capture ``work`` on a side stream; other threads may go on."""
-        graph = torch.cuda.CUDAGraph()
-        with (
-            torch.cuda.device(self.device),
-            torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"),
-        ):
-            result = work()
-        self.pool = self.pool or graph.pool()
+        newest = self._newest()  # the pool of a graph that is gone cannot be used again
+        try:
+            graph, result = self._captured(work, None if newest is None else newest.pool())
+        except Exception:
+            self._recover()
+            raise
+        self._newest = weakref.ref(graph)
         return graph.replay, result
+
+    def _captured(self, work: Callable[[], Any], pool: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self.device), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            return graph, work()
+
+    def _recover(self) -> None:
+        """A capture that fails leaves PyTorch's random numbers set to *being captured*; one that succeeds resets them."""
+        with contextlib.suppress(RuntimeError):
+            self._captured(lambda: torch.zeros(1, device=self.device), None)
 
 
 @dataclass

@@ -233,6 +233,7 @@ class _Printer:
             )
         else:
             text = f"tl.dot({a}, {matrix}{self._precision(stage.dtype)})"
+            text = f"_apart({text})" if stage.dtype is DType.F32 else text
         level = Level.TILE if stage.cols > 1 else Level.ROW
         if level is Level.ROW:
             text = f"tl.sum({text})" if flat else f"tl.sum({text}, 1, keep_dims=True)"

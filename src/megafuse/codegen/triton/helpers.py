@@ -66,6 +66,15 @@ def _round_f16_alone(x):
         pack=1,
     )
 ''',
+    "_apart": '''
+@triton.jit
+def _apart(x):
+    """x as it is.
+
+    In assembly, since Triton would start a product's sums from what is added to it, and round each term at that size.
+    """
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+''',
     "_to_f16": '''
 @triton.jit
 def _to_f16(x):
@@ -309,6 +318,7 @@ _PLAIN = {
     "_to_f16": "x.to(tl.float16)",
     "_to_bf16": "x.to(tl.bfloat16)",
     "_widen_bf16": "x.to(tl.float32)",
+    "_apart": "x",
     "_round_f16": "x.to(tl.float16).to(tl.float32)",
     "_round_f16_alone": "x.to(tl.float16).to(tl.float32)",
 }
