@@ -1,10 +1,11 @@
-"""Where 16-bit values are rounded: once per ATen op, and statistics never."""
+"""Where 16-bit values are rounded: once per ATen op (or per step of one, as its CUDA kernel does), statistics never."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -34,7 +35,7 @@ def x16(*shape: int) -> Tensor:
         pytest.param(F.hardswish, 2, id="hardswish"),
         pytest.param(F.elu, 2, id="elu"),
         pytest.param(lambda x: F.softmax(x, -1), 2, id="softmax"),
-        pytest.param(lambda x: torch.sigmoid(x) * 0.1, 4, id="sigmoid_scaled"),
+        pytest.param(lambda x: torch.sigmoid(x) * 0.1, 6, id="sigmoid_scaled"),
         pytest.param(lambda x: F.layer_norm(x, (8,)), 2, id="layer_norm"),
         pytest.param(lambda x: x.float().sin().to(BF16), 2, id="upcast"),
     ],
@@ -44,6 +45,33 @@ def test_one_rounding_per_op(fn: Callable[..., Any], roundings: int) -> None:
     assert casts(captured) == roundings
     arithmetic = {n.dtype for n in captured.graph.nodes if n.is_a(Map, Reduce)}
     assert arithmetic <= {DType.F32, DType.BOOL}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("fn", "slope"),
+    [
+        pytest.param(torch.tanh, lambda y, g: g * (1 - y * y), id="tanh"),
+        pytest.param(torch.sigmoid, lambda y, g: g * (1 - y) * y, id="sigmoid"),
+    ],
+)
+def test_backwards_whose_cuda_kernels_round_each_step(
+    fn: Callable[..., Any], slope: Callable[..., Tensor], dtype: torch.dtype
+) -> None:
+    """PyTorch's kernels compute these in the 16-bit type itself, as its operators on tensors of that type do."""
+    x, g = seeded(4096, dtype=dtype), seeded(4096, dtype=dtype, seed=1).detach()
+    captured = capture(fn, (x,))
+    (y, grad) = run_graph(captured, [x], [g], "native")
+    want = slope(torch.tensor(np.asarray(y, np.float32)).to(dtype), g)
+    assert np.array_equal(np.asarray(grad, np.float32), want.float().numpy())
+
+
+def test_a_cube_rounds_its_square() -> None:
+    x = seeded(4096, dtype=BF16)
+    captured = capture(lambda v: v**3, (x,))
+    (out, _) = run_graph(captured, [x], [torch.ones_like(x)], "native")
+    v = x.detach()
+    assert np.array_equal(np.asarray(out, np.float32), to_array(v * v * v))
 
 
 def test_layer_norm_parameters_round_once_each() -> None:

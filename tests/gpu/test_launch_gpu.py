@@ -14,7 +14,7 @@ from megafuse.api import engine_of
 from megafuse.codegen.host import print_host
 from megafuse.runtime import shim
 from megafuse.runtime.direct import Direct
-from megafuse.runtime.graphs import GraphedStep
+from megafuse.runtime.graphs import CudaRecorder, GraphedStep
 from megafuse.runtime.step import LoadedStep
 from megafuse.schedule.pools import LIMIT
 from megafuse.workloads.rank_mixer_block import RankMixerBlock

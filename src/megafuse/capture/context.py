@@ -126,6 +126,11 @@ class Context:
         assert type_ is not None
         return self.b.broadcast(self.b.cast(x, type_.dtype), type_.shape)
 
+    def each(self, fn: str, *xs: Node) -> Node:
+        """One map inside an op whose CUDA kernel computes in the result's own type: rounded to it, widened again."""
+        kind = self.out.dtype
+        return self.b.cast(self.b.cast(self.b.map(fn, *xs), kind), kind.compute)
+
     def pointwise(self, fn: str, *xs: Operand) -> Node:
         """A whole pointwise op: promotion, one map, one rounding."""
         return self.finish(self.b.map(fn, *self.operands(*xs)))

@@ -116,16 +116,16 @@ def _is_lost(z: Node, threshold: float) -> bool:
 
 @converts("sigmoid_backward")
 def sigmoid_backward(cx: Context, g: Node, y: Node) -> Node:
-    """g * (1 - y) * y."""
+    """g * (1 - y) * y, each step rounded."""
     dy, v = cx.operands(g, y)
-    return cx.finish(mul(cx.b, dy, one_minus(cx.b, v), v))
+    return cx.finish(mul(cx.b, cx.each("mul", dy, cx.each("sub", cx.operand(1, y.dtype), v)), v))
 
 
 @converts("tanh_backward")
 def tanh_backward(cx: Context, g: Node, y: Node) -> Node:
-    """g * (1 - y^2)."""
+    """g * (1 - y^2), each step rounded."""
     dy, v = cx.operands(g, y)
-    return cx.finish(mul(cx.b, dy, one_minus(cx.b, mul(cx.b, v, v))))
+    return cx.finish(mul(cx.b, dy, cx.each("sub", cx.operand(1, y.dtype), cx.each("mul", v, v))))
 
 
 @converts("relu")

@@ -121,7 +121,7 @@ def floor_divide(cx: Context, a: Operand, b: Operand) -> Node:
 
 @converts("pow.Tensor_Scalar")
 def pow_scalar(cx: Context, x: Node, exponent: float) -> Node:
-    """x ** n; the exponents that the CUDA kernel writes out are written out."""
+    """x ** n; the exponents that the CUDA kernel writes out are written out, each step rounded."""
     if not cx.out.dtype.is_float:
         return _integer_power(cx, x, exponent)
     (v,) = cx.operands(x)
@@ -134,7 +134,7 @@ def _integer_power(cx: Context, x: Node, exponent: float) -> Node:
 
 
 def _power(cx: Context, v: Node, n: float) -> Node:
-    square = cx.b.map("mul", v, v)
+    square = cx.each("mul", v, v)
     if n == 0:
         return cx.full(1, type(v.type)(v.shape, v.dtype))
     if n == 1:
