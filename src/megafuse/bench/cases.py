@@ -19,16 +19,20 @@ from megafuse.workloads import get
 ROOT = Path(__file__).resolve().parents[3]
 RANK_MIXER_FOLDER = ROOT / "rank_mixer"
 RANK_MIXER_PACKAGE = "rank_mixer_src"
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+TF32 = "tfloat32"  # fp32 tensors whose products may round their operands
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, TF32: torch.float32}
 SEED = 1234
 
 
 def make_case(source: Mapping[str, Any], device: str = "cuda") -> Case:
     """The case that ``source`` describes; by its ``kind``; ``dots`` as ``fuse`` takes it.
 
+    PyTorch's flag for TF32 products is set as its ``dtype`` says.
+
     Raises:
         InputError: unknown kind.
     """
+    torch.backends.cuda.matmul.allow_tf32 = source.get("dtype") == TF32
     if source.get("kind") == "rank_mixer":
         case = rank_mixer_case(source["shape"], source["dtype"], device=device, seed=source.get("seed", SEED))
     elif source.get("kind") == "workload":
@@ -62,7 +66,8 @@ def rank_mixer_case(shape: tuple[int, int, int, int], dtype: str, *, device: str
     """Block, input ``[B, T, D]`` and upstream gradient of one shape ``(B, T, D, k)``, with the runner's seeds."""
     package = rank_mixer_package()
     batch, tokens, dim, k = shape
-    config = package.WorkloadConfig(batch_size=batch, tokens=tokens, dim=dim, k=k, dtype=dtype, seed=seed)
+    kind = str(DTYPES[dtype]).removeprefix("torch.")
+    config = package.WorkloadConfig(batch_size=batch, tokens=tokens, dim=dim, k=k, dtype=kind, seed=seed)
     made = package.build_workload(config, device=device)
     source = {"kind": "rank_mixer", "shape": list(shape), "dtype": dtype, "seed": seed}
     facts = {"B": batch, "T": tokens, "D": dim, "k": k, "dtype": dtype, "seed": seed}

@@ -119,7 +119,7 @@ def failed(record: Record) -> bool:
 
 
 def prepare_gpu() -> None:
-    """Settings of PyTorch that the seed's runner has too.
+    """A CUDA device, and products in the precision of their operands until a case says otherwise.
 
     Raises:
         TargetError: no CUDA device.
