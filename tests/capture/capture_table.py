@@ -196,11 +196,12 @@ TABLES: dict[str, dict[str, Fn]] = {
     "dots": DOTS,
 }
 
-INDEXED, RANDOM, SCAN, SORT = "by index", "random numbers", "scan", "sorts"
+SCATTER, RANDOM, SCAN, SORT = "scatters by index", "random numbers", "scan", "sorts"
 OPAQUE: dict[str, tuple[Fn, str]] = {
-    "index_select": (lambda x, y, z: x.index_select(1, torch.tensor([1, 0])), INDEXED),
-    "gather": (lambda x, y, z: x.gather(1, classes(x)[:, None].expand(-1, 2, -1)), INDEXED),
-    "embedding": (lambda x, y, z: F.embedding(torch.tensor([[1, 0], [2, 2]]), x[0]), INDEXED),
+    "index_add": (lambda x, y, z: x.index_select(1, torch.tensor([1, 0])), SCATTER),
+    "scatter_add": (lambda x, y, z: x.gather(1, classes(x)[:, None].expand(-1, 2, -1)), SCATTER),
+    "embedding_backward": (lambda x, y, z: F.embedding(torch.tensor([[1, 0], [2, 2]]), x[0]), SCATTER),
+    "index_put": (lambda x, y, z: x[:, torch.tensor([1, -1, 1])], SCATTER),
     "cumsum": (lambda x, y, z: x.cumsum(1), SCAN),
     "prod": (lambda x, y, z: above(x).prod(1), SCAN),
     "sort": (lambda x, y, z: x.sort(1).values, SORT),

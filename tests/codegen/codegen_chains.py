@@ -7,18 +7,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from codegen_blocks import COL, F32, NP, TILE, Block, Case, index, param, rng, wide
+from codegen_blocks import COL, F32, NP, ROW, TILE, Block, Case, index, param, rng, wide
 from codegen_running import EXACT
 from megafuse.codegen.chain_program import ChainProgram, Product, RowSums
 from megafuse.codegen.dot_program import Matrices
-from megafuse.codegen.program import Axis, ColReduce, Convert, Phase
+from megafuse.codegen.program import Axis, ColReduce, Convert, Load, Lookup, Phase, Within
 from megafuse.core.dtypes import DType
 from megafuse.ir.chain import block
+
+TABLE = 9  # rows of a table
 
 
 @dataclass(frozen=True)
 class Chain:
-    """``h = relu(x @ w1^T + b1)``, ``y = h @ w2``; sums over the rows of ``x^T h`` and of ``h``, per chunk."""
+    """``h = relu(x @ w1^T + b1)``, ``y = h @ w2``; sums over the rows of ``x^T h`` and of ``h``, per chunk.
+
+    ``by_index``: the rows of ``x`` are those of a table at given integers, 0 outside of it.
+    """
 
     name: str
     dtype: DType
@@ -27,6 +32,9 @@ class Chain:
     row_tile: int
     rows_per_chunk: int
     held: bool = True
+    turned: bool = False
+    early: bool = False
+    by_index: bool = False
 
     @property
     def chunks(self) -> int:
@@ -39,13 +47,14 @@ class Chain:
 
     def program(self) -> ChainProgram:
         (k, n, o), dtype, rows = self.widths, self.dtype, self.rows
+        height = TABLE if self.by_index else rows
         params = (
-            param("x", dtype, (rows, k)), param("w1", dtype, (n, k)), param("b1", dtype, (n,)),
+            param("x", dtype, (height, k)), param("w1", dtype, (n, k)), param("b1", dtype, (n,)),
             param("w2", dtype, (n, o)), param("y", dtype, (rows, o), written=True),
             param("dw", F32, (self.chunks, k, n), written=True), param("db", F32, (self.chunks, n), written=True),
         )  # fmt: skip
-        load, act, out = Block(), Block(), Block()
-        load.load("x_v1", "x", index(r=k, c=1), TILE, dtype)
+        params = (param("i", DType.I64, (rows,)), *params) if self.by_index else params
+        load, act, out = self._loaded(), Block(), Block()
         act.note("src[mlp.py:7]: h = relu(x @ w1.T + b1)")
         act.load("b1_v1", "b1", index(c=1), COL, dtype)
         act.map("z", "add", "acc0", "b1_v1")
@@ -64,7 +73,22 @@ class Chain:
             Product("acc1", "h0", Matrices("w2", (0, o, 1)), n, o, dtype),
             self._phase(out, o),
         )
-        return ChainProgram(self.name, ("A chain of two products.",), params, stages, num_warps=4, held=self.held)
+        return ChainProgram(
+            self.name, ("A chain of two products.",), params, stages, num_warps=4, held=self.held, turned=self.turned,
+            early=self.early,
+        )  # fmt: skip
+
+    def _loaded(self) -> Block:
+        load, k = Block(), self.widths[0]
+        if not self.by_index:
+            load.items.append(Load("x_v1", "x", index(r=k, c=1), TILE, self.dtype))
+            return load
+        load.load("i_v1", "i", index(r=1), ROW, DType.I64)
+        load.items.append(Within("within0", "i_v1", TABLE, ROW, DType.I64))
+        found = (Lookup("i_v1", "within0", k),)
+        load.items.append(Load("x_found", "x", index(c=1), TILE, self.dtype, lookups=found))
+        load.map("x_v1", "where", "within0", "x_found", 0.0, arg=self.dtype, out=self.dtype)
+        return load
 
     def _phase(self, build: Block, cols: int) -> Phase:
         return Phase(
@@ -75,7 +99,7 @@ class Chain:
     def _arrays(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Whole numbers and eighths, whose sums of products are exact in fp32, in any order."""
         k, n, o = self.widths
-        shapes = {"x": (self.rows, k), "w1": (n, k), "b1": (n,), "w2": (n, o)}
+        shapes = {"x": (TABLE if self.by_index else self.rows, k), "w1": (n, k), "b1": (n,), "w2": (n, o)}
         inputs = {
             name: (rng(self.name + name).integers(-3, 4, shape) / (1 if name[0] == "x" else 8)).astype(NP[self.dtype])
             for name, shape in shapes.items()
@@ -85,6 +109,9 @@ class Chain:
             return wide(x.astype(np.float32).astype(NP[self.dtype]))
 
         x, w1, b1, w2 = (wide(inputs[name]) for name in shapes)
+        if self.by_index:
+            at = inputs["i"] = rng(self.name).integers(-1, TABLE + 1, self.rows)
+            x = np.where(((at >= 0) & (at < TABLE))[:, None], x[at.clip(0, TABLE - 1)], 0.0)
         h = np.maximum(rounded(x @ w1.T + b1), 0)
         cuts = range(self.rows_per_chunk, self.rows, self.rows_per_chunk)
         parts = list(zip(np.split(x, cuts), np.split(h, cuts), strict=True))
@@ -93,12 +120,17 @@ class Chain:
 
 
 def chains(dtype: DType) -> Iterator[Chain]:
-    """One program and several, one row tile and several, ragged rows and widths, matrices held and not."""
+    """One program and several, one row tile and several, ragged rows and widths, kinds of tiles and of loads."""
     t = dtype.value
     yield Chain(f"chain_whole_{t}", dtype, 32, (32, 64, 16), 32, 32)
     yield Chain(f"chain_odd_{t}", dtype, 37, (5, 20, 3), 16, 32)
     yield Chain(f"chain_walk_{t}", dtype, 100, (17, 33, 40), 16, 48, held=False)
     yield Chain(f"chain_one_{t}", dtype, 21, (16, 7, 16), 32, 32)
+    yield Chain(f"chain_turned_{t}", dtype, 37, (5, 20, 3), 16, 32, turned=True)
+    yield Chain(f"chain_early_{t}", dtype, 100, (17, 33, 40), 16, 48, early=True)
+    yield Chain(f"chain_ahead_{t}", dtype, 96, (16, 32, 16), 16, 32, turned=True, early=True)
+    yield Chain(f"chain_index_{t}", dtype, 100, (17, 33, 40), 16, 48, early=True, by_index=True)
+    yield Chain(f"chain_uneven_{t}", dtype, 80, (16, 32, 16), 16, 32)
     if dtype is F32:
         yield Chain(f"chain_rows_{t}", dtype, 5, (12, 16, 9), 1, 2)
 

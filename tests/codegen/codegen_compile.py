@@ -25,6 +25,7 @@ from codegen_versions import aligned
 from megafuse.codegen.triton import print_kernel
 from megafuse.core.dtypes import DType
 from megafuse.runtime.offline import launched
+from megafuse.runtime.shim_worker import fault_of
 
 POINTERS = {
     DType.F64: "*fp64", DType.F32: "*fp32", DType.BF16: "*bf16", DType.F16: "*fp16", DType.I64: "*i64",
@@ -59,7 +60,7 @@ def compile_case(case: Case, folder: Path) -> dict[str, Any]:
     constants = set(re.findall(r"(%\w+) = arith\.constant", compiled.asm["ttir"]))
     sums = re.findall(r"tt\.dot [^,]+, [^,]+, (%\w+)", compiled.asm["ttir"])
     found["started_sums"] = [name for name in sums if name not in constants]
-    found["packed_adds"] = len(re.findall(r"add\.s16x2", ptx))
+    found["fault"] = fault_of(ptx, compiled.asm["cubin"])
     return {**found, **resources(compiled.asm["cubin"], folder)}
 
 

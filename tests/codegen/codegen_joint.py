@@ -1,4 +1,4 @@
-"""Tile programs for what several statements share: joint sums, roundings on the way, values kept over a row loop."""
+"""Tile programs for what is shared: joint sums, roundings on the way, values kept over a row loop, one launch."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import dataclasses
 import numpy as np
 
 from codegen_blocks import COL, F32, NP, ROW, SCALAR, TILE, Block, Case, index, normal, param, wide
-from codegen_programs import layer_norm_backward
+from codegen_programs import gelu_grid, layer_norm_backward, reductions, softmax
 from codegen_running import EXACT
-from megafuse.codegen.program import Axis, Convert, Level, Phase, TileProgram
+from megafuse.codegen.program import Axis, Convert, Level, Param, Pass, Phase, TileProgram
 from megafuse.core.dtypes import DType
 
 # Halfway between bf16 neighbours (to even), next to halfway, subnormal in fp32 and in bf16, overflow, and no numbers.
@@ -69,6 +69,41 @@ def reloaded(dtype: DType) -> Case:
     return dataclasses.replace(case, name=name, program=dataclasses.replace(case.program, name=name, phases=phases))
 
 
+def apart(dtype: DType) -> Case:
+    """Four kernels in one launch: looped columns, partial sums, columns over the grid, and two fixed axes in chunks."""
+    parts = [softmax(dtype, 7, 150, 0, 2, block=64), layer_norm_backward(dtype, 11, 20, (16, 4), 2, 4)]
+    parts += [gelu_grid(dtype, 5, 150), reductions(F32, 2, False)]
+    own = [_prefixed(case.program, f"{letter}_") for letter, case in zip("abcd", parts, strict=True)]
+    name, warps = f"apart_{dtype.value}", max(p.num_warps for p in own)
+    phases, params = (tuple(x for p in own for x in getattr(p, field)) for field in ("phases", "params"))
+    program = TileProgram(name, ("Four kernels side by side.",), params, phases, warps, apart=True)
+    given, made = (
+        {f"{letter}_{k}": v for letter, c in zip("abcd", parts, strict=True) for k, v in getattr(c, field).items()}
+        for field in ("inputs", "expected")
+    )
+    return Case(name, program, given, made, max(case.tolerance for case in parts))
+
+
+def _prefixed(program: TileProgram, prefix: str) -> TileProgram:
+    """The same program on buffers whose names begin with ``prefix``."""
+    names = {p.name for p in program.params}
+
+    def new(value: object) -> object:
+        if isinstance(value, tuple):
+            return tuple(map(new, value))
+        if isinstance(value, Param):
+            return dataclasses.replace(value, name=prefix + value.name)
+        if isinstance(value, Phase):
+            return dataclasses.replace(value, title=f"{prefix}{value.title}", passes=new(value.passes))
+        if isinstance(value, Pass):
+            return Pass(new(value.body))  # type: ignore[arg-type]
+        if getattr(value, "buffer", None) in names:
+            return dataclasses.replace(value, buffer=prefix + value.buffer)  # type: ignore[type-var, attr-defined]
+        return value
+
+    return dataclasses.replace(program, phases=new(program.phases), params=new(program.params))
+
+
 def joint_cases(dtype: DType) -> list[Case]:
     """Programs on one 16- or 32-bit float type."""
     return [
@@ -77,6 +112,7 @@ def joint_cases(dtype: DType) -> list[Case]:
         joint_sums(dtype, 4, 45, (16, 16, 16)),
         joint_sums(dtype, 9, 37, (32, 8)),
         reloaded(dtype),
+        apart(dtype),
     ]
 
 

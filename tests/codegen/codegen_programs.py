@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from codegen_blocks import COL, F32, NP, ROW, SCALAR, TILE, Block, Case, index, normal, param, rng, wide
+from codegen_gather import gather_cases
 from megafuse.codegen.program import Axis, ColReduce, Guard, Index, Inside, Load, Phase, TileProgram
 from megafuse.core.dtypes import DType
 
@@ -373,6 +374,7 @@ def cases(dtype: DType, narrow: bool = False) -> list[Case]:
         gelu_grid(dtype, 5, 150),
         concat_pad(dtype),
         concat_parts(dtype),
+        *gather_cases(dtype),
     ]
 
 

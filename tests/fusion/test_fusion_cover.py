@@ -10,7 +10,7 @@ from fusion_graphs import DEVICE, arg, cover_of, graph, mixed, norm
 from megafuse.core.dtypes import DType
 from megafuse.fusion.align import SplitRequest, alignments
 from megafuse.fusion.anchors import choose_anchors
-from megafuse.fusion.cost import nest_cost, read_bytes, reduce_depth
+from megafuse.fusion.cost import nest_cost, reduce_depth
 from megafuse.fusion.initial import initial_nests
 from megafuse.fusion.merge import merge_nests
 from megafuse.fusion.planner import cover_options
@@ -18,6 +18,7 @@ from megafuse.fusion.recompute import recompute_candidates
 from megafuse.ir.graph import Builder, Node, contiguous_strides
 from megafuse.ir.nest import Anchor, Nest
 from megafuse.ir.trace import Memory, NestError, Trace, trace_nest
+from megafuse.ir.traffic import read_bytes
 from megafuse.ir.types import Dot, TensorType
 
 
@@ -161,6 +162,18 @@ def test_many_ways_to_split_end_soon() -> None:
     shuffled = b.reshape(b.permute(b.reshape(x, (64, 32, 16, 32)), (0, 3, 1, 2)), (64, 32, 512))
     cover = cover_of(graph([x], norm(b, b.map("add", shuffled, x))))
     assert len(cover.nests) <= 2
+
+
+def test_a_reader_that_walks_fewer_axes_joins_what_it_reads() -> None:
+    """The backward of a weight norm: two sums over rows, a map over the matrix, and one over the sums alone."""
+    b = Builder()
+    w, d, g = arg(b, 0, 128, 96), arg(b, 1, 128, 96), arg(b, 2, 128)
+    squares = b.reduce("sum", b.map("mul", w, w), [1])
+    total = b.reduce("sum", b.map("mul", d, w), [1])
+    d_g = b.map("div", total, b.map("sqrt", squares))
+    scale = b.reshape(b.map("div", b.map("mul", total, g), squares), (128, 1))
+    d_w = b.map("sub", d, b.map("mul", w, b.expand(scale, (128, 96))))
+    assert len(cover_of(graph([w, d, g], d_g, d_w)).groups) == 1
 
 
 # --- layouts ----------------------------------------------------------------------------------------------------------

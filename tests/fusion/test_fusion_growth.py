@@ -10,13 +10,14 @@ from dataclasses import replace
 import pytest
 
 from fusion_graphs import DEVICE, arg, graph, mixed, norm
+from megafuse.core.dependencies import Dependencies, members
 from megafuse.core.dtypes import DType
 from megafuse.fusion import cover, items, planner
 from megafuse.fusion.anchors import Anchors, choose_anchors
 from megafuse.fusion.cover import Search
 from megafuse.fusion.group import group_items
 from megafuse.fusion.items import Item, Items
-from megafuse.fusion.units import Dependencies, Units, members, number_units
+from megafuse.fusion.units import number_units
 from megafuse.ir.graph import Builder, Graph, contiguous_strides
 from megafuse.ir.trace import Memory
 
@@ -116,13 +117,15 @@ def test_dependencies_are_those_of_the_contracted_graph(seed: int) -> None:
     rng = random.Random(seed)
     count = 12
     needs = [sum(1 << n for n in range(u) if rng.random() < 0.2) for u in range(count)]
-    dependencies = Dependencies(Units({}, tuple(needs)))
+    dependencies = Dependencies(tuple(needs))
     groups = [1 << u for u in range(count)]
     while True:
         plain = {g: {h for h in groups if h != g and any(needs[u] & h for u in members(g))} for g in groups}
         for g in groups:
             before = {h for h in groups if dependencies.before(g) & h} - {g}
             assert before == reached(plain, g), f"seed {seed}"
+            after = {h for h in groups if dependencies.after(g) & h} - {g}
+            assert after == {h for h in groups if g in reached(plain, h)}, f"seed {seed}"
             apart = {h for h in groups if dependencies.separated(g) & h}
             through = {h for h in groups if any(h in reached(plain, z) for z in plain[g])}
             through |= {h for h in groups if any(g in reached(plain, z) for z in plain[h])}

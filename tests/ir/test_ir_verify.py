@@ -19,6 +19,7 @@ from megafuse.ir.types import (
     Const,
     Dot,
     Expand,
+    Gather,
     Iota,
     Map,
     Opaque,
@@ -74,6 +75,12 @@ BROKEN: list[tuple[Attrs, list[tuple[tuple[int, ...], DType]], tuple[tuple[int, 
     (Pad((-1,), 0.0), [((4,), F32)], ((4,), F32), "does not fit"),
     (Concat(0), [((4,), F32), ((3,), F32)], ((6,), F32), "add up to 7"),
     (Concat(1), [((4, 1), F32), ((3, 1), F32)], ((4, 2), F32), "has shape"),
+    (Gather(0), [((4, 3), BF16), ((2, 3), I64)], ((2, 3), F32), "table is bf16"),
+    (Gather(0), [((4, 3), F32), ((2, 3), F32)], ((2, 3), F32), "index is f32"),
+    (Gather(2), [((4, 3), F32), ((2, 3), I64)], ((2, 3), F32), "axis 2"),
+    (Gather(0), [((4,), F32), ((2, 3), I64)], ((2, 3), F32), "ranks 1 and 2"),
+    (Gather(0), [((4, 3), F32), ((2, 1), I64)], ((2, 3), F32), "index has shape"),
+    (Gather(0), [((4, 1), F32), ((2, 3), I64)], ((2, 3), F32), "table has shape"),
     (Opaque("f", 0, "r", (None,)), [], ((2,), F32), "first tensor result"),
     (Pick(0), [((2,), F32)], ((2,), F32), "not an opaque call"),
 ]
@@ -103,6 +110,7 @@ def healthy() -> tuple[Graph, Node, Node]:
     s = b.broadcast(b.reduce("sum", y, [1], keepdim=True), (2, 3))
     d = b.dot(b.reshape(x, (1, 2, 3)), b.reshape(b.permute(g, (1, 0)), (1, 3, 2)), DType.F32)
     z = b.concat([b.slice(s, (0, 0), (2, 1)), b.reshape(d, (2, 2))], 1)
+    z = b.map("add", z, b.gather(z, b.iota((2, 3), 1), 1))
     grad = b.map("add", g, b.cast(b.iota((2, 3), 1), DType.F32))
     return Graph((x, g), (z, grad, None), 1, (0, 1)), z, g
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from functools import partial
 
@@ -12,6 +13,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import megafuse
+from megafuse.api import engine_of
 from megafuse.nn import MLP
 from megafuse.validate import CheckOptions
 from mlp_modules import rows
@@ -81,3 +83,41 @@ def test_training_steps_follow_the_plain_module() -> None:
             optimizer.step()
     for (name, ours), theirs in zip(fused_net.named_parameters(), net.parameters(), strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-6), name
+
+
+def launches(fused: nn.Module) -> list[tuple[bool, int]]:
+    """For each launch: whether it normalises a matrix (or does the norm's backward), and how many parts it has."""
+    (binding,) = engine_of(fused).bindings
+    kernels = binding.compiled.step.kernels
+    directions = ("original1", "weight_v")
+    return [(any(name.endswith(directions) for name in k.reads), len(k.phases) if k.apart else 1) for k in kernels]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("depth", [3, pytest.param(30, marks=pytest.mark.slow)])
+def test_matrices_are_normalised_together(kind: str, dtype: torch.dtype, depth: int) -> None:
+    torch.manual_seed(5)
+    widths = [40 + 8 * (n % 3) for n in range(depth + 1)]
+    layers = [KINDS[kind](nn.Linear(k, n, bias=False)) for k, n in itertools.pairwise(widths)]
+    net = nn.Sequential(*(m for layer in layers for m in (layer, nn.Tanh()))).to(dtype)
+    x = rows(256, widths[0], dtype=dtype)
+    fused = megafuse.fuse(net, x, target="interpret", strict=True)
+    normed = [parts for reads, parts in launches(fused) if reads]
+    if depth == 3:
+        assert normed == [3, 3]
+    else:  # more would take long to compile
+        assert normed == [16, 14, 16, 14]
+    report = megafuse.check(net, x, fused=fused, options=QUICK)
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_norms_of_matrices_that_the_library_multiplies_share_launches_too(kind: str) -> None:
+    net, x = normed(KINDS[kind]), rows(40, 7)
+    fused = megafuse.fuse(net, x, target="interpret", strict=True)
+    found = launches(fused)
+    assert found[0] == (True, 3)
+    assert sum(parts for reads, parts in found if reads) > sum(reads for reads, _ in found)
+    report = megafuse.check(net, x, fused=fused, options=QUICK)
+    assert report.ok, str(report)

@@ -15,8 +15,9 @@ import torch
 from megafuse.codegen.artifact import KernelSource
 from megafuse.core.dtypes import DType
 from megafuse.core.errors import TargetError
-from megafuse.runtime import shim
+from megafuse.runtime import shim, shim_worker
 from megafuse.runtime.offline import compile_offline
+from megafuse.runtime.shim_worker import fault_of, read_before_written
 
 ADD = '''"""y = x + 1, in blocks of 64."""
 import triton
@@ -255,3 +256,38 @@ def test_the_direct_launch_is_that_of_aligned_addresses(fake) -> None:
     before = len(kernel.native)
     empty.direct(0)(9, base, base)
     assert len(kernel.native) == before
+
+
+SASS = """
+        /*0110*/                   S2UR UR4, SR_CgaCtaId ;
+        /*0120*/                   UMOV UR61, 0x400 ;
+        /*0130*/              @!P0 ULEA UR61, UR4, UR61, 0x18 ;
+        /*0140*/                   UIADD3 UR8, UP0, UR61, 0x2, URZ ;
+        /*0150*/                   UIADD3.X UR9, UR4, 0x40000040, URZ, UP0, !UPT ;
+        /*0160*/                   UIADD3.64 UR16, UR8, 0x2, URZ ;
+        /*0170*/                   HGMMA.64x32x16.F32 R40, gdesc[UR16], R40 ;
+        /*0180*/                   STS.128 [R76+UR17+0x1c00], R24 ;
+"""
+
+
+def test_registers_that_are_read_before_they_are_written_are_found() -> None:
+    """As ptxas 12.8 drops the write of an address that two instructions read, or of its upper half."""
+    assert not read_before_written(SASS)
+    assert read_before_written(SASS.replace("UMOV UR61, 0x400", "NOP")) == ["UR61"]
+    assert read_before_written(SASS.replace("UIADD3.X UR9, UR4", "UIADD3.X UR10, UR4")) == ["UR9"]
+    assert read_before_written(SASS.replace("UIADD3 UR8, UP0, UR61", "UIADD3 UR8, UP0, UR8")) == ["UR8"]
+
+
+def test_machine_code_is_looked_at_where_operands_have_several_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def listing(cubin: bytes, option: str) -> str:
+        asked.append(option)
+        return SASS.replace("UMOV UR61, 0x400", "NOP")
+
+    monkeypatch.setattr(shim_worker, "_cuobjdump", listing)
+    wide, narrow = 4611686293305294848, -9223371899415822336
+    one = f"or.b64 \t%rd37, %rd131, {wide};\nadd.s64 \t%rd39, %rd131, {wide + 2};"
+    assert fault_of(one, b"") == "" and not asked
+    assert "UR61" in fault_of(f"{one}\nor.b64 \t%rd38, %rd132, {narrow};", b"") and asked == ["-sass"]
+    assert "packed" in fault_of("add.s16x2 %r1, %r2, %r3;", b"")

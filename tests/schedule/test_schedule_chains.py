@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
+from megafuse.compiler.driver import compile_call
+from megafuse.compiler.engine import dot_rule
 from megafuse.core.device import device_spec
 from megafuse.core.dtypes import DType
-from megafuse.ir.chain import block
+from megafuse.ir.chain import block, turned
 from megafuse.schedule.chain_tiling import ChainRequest, choose_chain_tile
 
 DEVICE = device_spec(90)
@@ -50,3 +55,41 @@ def test_an_sm_with_room_for_one_program_gets_a_larger_one() -> None:
     one = choose_chain_tile(request(1 << 20, *[128] * 6), DEVICE)
     assert (two.rows, one.rows) == (64, 128)
     assert -(-(1 << 20) // two.rows_per_chunk) > DEVICE.sms >= -(-(1 << 20) // one.rows_per_chunk)
+
+
+def test_sums_over_rows_take_tiles_of_columns_by_rows() -> None:
+    asked = replace(request(1 << 20, 128, 128, 128, sums=True), turned=True)
+    tile = choose_chain_tile(asked, DEVICE)
+    assert (tile.rows, tile.num_warps, tile.turned) == (64, 8, True)
+    narrow = choose_chain_tile(replace(asked, widths=(64, 64, 64), matrices=((64, 64), (64, 64))), DEVICE)
+    assert (narrow.rows, narrow.num_warps) == (64, 4), "warps beyond the features would compute the same again"
+
+
+def test_the_rows_of_the_next_tile_are_loaded_early_where_registers_hold_them() -> None:
+    walk = request(1 << 20, 128, 128, 128)
+    assert choose_chain_tile(replace(walk, loaded=(128,)), DEVICE).early
+    assert not choose_chain_tile(replace(walk, loaded=(128, 128, 128)), DEVICE).early
+    assert not choose_chain_tile(replace(request(4096, 128, 128, 128), loaded=(128,)), DEVICE).early, "no next tile"
+
+
+@pytest.mark.parametrize(
+    ("widths", "dtype", "expected"),
+    [
+        ([128, 128, 128], torch.bfloat16, True),
+        ([64, 128, 64], torch.float16, True),
+        ([128, 100, 128], torch.bfloat16, True),
+        ([128, 32, 128], torch.bfloat16, False),
+        ([128, 256, 128], torch.bfloat16, False),
+        ([64, 64, 64], torch.float32, False),
+    ],
+)
+def test_tiles_are_turned_only_where_all_lines_of_shared_memory_are_full(
+    widths: list[int], dtype: torch.dtype, expected: bool
+) -> None:
+    layers = [layer for k, n in itertools.pairwise(widths) for layer in (nn.Linear(k, n), nn.ReLU())]
+    module = nn.Sequential(*layers).to("meta", dtype)
+    x = torch.empty(300, widths[0], dtype=dtype, device="meta", requires_grad=True)
+    compiled = compile_call(module, (x,), {}, DEVICE, dots=dot_rule("library"))
+    (chain,) = [c for c in compiled.cover.chains if not c.forward] or [None]
+    assert chain is None or turned(chain) is expected
+    assert chain is not None or not expected

@@ -10,10 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
 
 from megafuse.codegen.host import print_host
 from megafuse.codegen.lower import lower_kernel
 from megafuse.codegen.triton import print_kernel
+from megafuse.compiler.driver import compile_call
+from megafuse.core.device import device_spec
 from megafuse.core.dtypes import DType
 from megafuse.fusion.initial import initial_nests
 from megafuse.ir.graph import Builder, Graph
@@ -100,6 +105,36 @@ def test_followers_stay_in_their_own_direction() -> None:
 
 
 # --- order ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hidden", [1024, 2560])
+def test_a_pipelined_walk_without_column_sums_takes_two_rows_at_a_time(hidden: int) -> None:
+    """Two norms of each row, with a bias for each of 16 positions, which programs keep while they walk."""
+
+    def gated(z: Tensor, bias: Tensor, *norms: Tensor) -> Tensor:
+        u, gate = (z + bias[:, None]).chunk(2, -1)
+        normed = functional.layer_norm(u, (hidden,), *norms[:2])
+        return normed * functional.silu(functional.layer_norm(gate, (hidden,), *norms[2:]))
+
+    def tensor(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.bfloat16, device="meta", requires_grad=True)
+
+    args = (tensor(16, 4096, 2 * hidden), tensor(16, 2 * hidden), *(tensor(hidden) for _ in range(4)))
+    step = compile_call(gated, args, {}, device_spec(90)).step
+    forward, backward = (p.tile for k in step.kernels[:2] for p in k.phases)
+    assert (forward.row_tile, forward.num_stages) == (2, 4)
+    assert (backward.row_tile, backward.num_stages) == (1, 3), "column sums fill the registers"
+
+
+@pytest.mark.parametrize(("dtype", "rows"), [(torch.bfloat16, 16), (torch.float32, 8)])
+def test_rows_that_are_written_as_columns_come_in_runs_of_a_sector(dtype: torch.dtype, rows: int) -> None:
+    """Timed on an H200 (no record): an MLP-Mixer block took 1.1 of eager's time with single rows."""
+    x = torch.empty(8, 512, 1024, dtype=dtype, device="meta")
+    step = compile_call(
+        lambda v: functional.layer_norm(v, (1024,)).transpose(1, 2).contiguous(), (x,), {}, device_spec(90)
+    ).step
+    (tile,) = (p.tile for k in step.kernels for p in k.phases)
+    assert tile.row_tile == rows
 
 
 def peak(step: Step) -> int:

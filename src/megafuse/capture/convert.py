@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from megafuse.capture import (
     convert_activation,
     convert_dot,
+    convert_gather,
     convert_loss,
     convert_move,
     convert_norm,
@@ -36,6 +37,7 @@ from megafuse.ir.types import Origin
 CONVERTERS = (
     convert_activation,
     convert_dot,
+    convert_gather,
     convert_loss,
     convert_move,
     convert_norm,
@@ -147,11 +149,13 @@ def _check_kind(node: torch.fx.Node, origin: Origin | None) -> None:
     Raises:
         NotFusableError: it gives values that the graph has no type for, or is one whose failure PyTorch looks for.
     """
-    made = [v.dtype for v in _flat(node.meta.get("val")) if isinstance(v, torch.Tensor)]
-    odd = next((dtype for dtype in made if dtype not in FROM_TORCH), None)
-    what = f"gives values of type {odd}" if odd is not None else "may fail, which is looked for as it runs"
-    if odd is not None or _CHECKED.fullmatch(str(node.target._schema.name)):  # type: ignore[union-attr]
-        raise NotFusableError(f"{node.target} {what}", where=str(origin), hint=OUTSIDE)
+    made = [v for v in _flat(node.meta.get("val")) if isinstance(v, torch.Tensor)]
+    odd = [f"gives values of type {v.dtype}" for v in made if v.dtype not in FROM_TORCH]
+    odd += ["gives a sparse tensor" for v in made if v.layout is not torch.strided]
+    if _CHECKED.fullmatch(str(node.target._schema.name)):  # type: ignore[union-attr]
+        odd.append("may fail, which is looked for as it runs")
+    if odd:
+        raise NotFusableError(f"{node.target} {odd[0]}", where=str(origin), hint=OUTSIDE)
 
 
 def _flat(tree: Any) -> list[Any]:

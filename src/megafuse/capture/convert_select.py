@@ -1,8 +1,7 @@
-"""Converters that find the place of an extreme value, and that read or write one position of each line of a tensor.
+"""Converters that find the place of an extreme value, and that write one position of each line of a tensor.
 
-One position a line is a comparison with the index along the dim: no scatter, no atomics. It reads or writes the whole
-line, which a softmax before it, or a result of that size, does anyway. An index out of range gives NaN, where ATen's
-kernel stops the device.
+One position a line is a comparison with the index along the dim: no scatter, no atomics. It writes the whole line, as a
+result of that size does anyway. An index out of range gives NaN, where ATen's kernel stops the device.
 """
 
 from __future__ import annotations
@@ -11,11 +10,10 @@ import math
 
 from megafuse.capture.context import Context, Operand, Unconverted
 from megafuse.capture.convert_reduce import extreme
+from megafuse.capture.opaque import IN_NO_ORDER
 from megafuse.capture.registry import converts
 from megafuse.core.dtypes import DType
 from megafuse.ir.graph import Node
-from megafuse.ir.types import Dot, Input, Opaque, Pick
-from megafuse.ir.views import view_base
 
 
 def place_of(cx: Context, fn: str, x: Node, axis: int) -> Node:
@@ -65,30 +63,25 @@ def min_dim(cx: Context, x: Node, dim: int, keepdim: bool = False) -> tuple[Node
     return extreme(cx, "min", x, dim, keepdim), _place(cx, "min", x, dim, 1)
 
 
-class _OnePlace:
+class OnePlace:
     """An index of one position for each line of ``x`` along a dim: where it points, and which lines it misses."""
 
-    def __init__(self, cx: Context, x: Node, dim: int, index: Node, reason: str) -> None:
-        b, self.axis = cx.b, dim % max(x.type.rank, 1)
-        one = (*x.shape[: self.axis], 1, *x.shape[self.axis + 1 :])
-        if not x.type.rank or index.shape != one or not x.dtype.is_float:
-            raise Unconverted(reason)
+    def __init__(self, cx: Context, x: Node, dim: int, index: Node) -> None:
+        b, self.axis = cx.b, dim % x.type.rank
         self.hit = b.map("eq", b.iota(x.shape, self.axis), b.broadcast(index, x.shape))
         self.outside = b.map("or", b.map("lt", index, 0), b.map("ge", index, x.shape[self.axis]))
 
-
-@converts("gather")
-def gather(cx: Context, x: Node, dim: int, index: Node, sparse_grad: bool = False) -> Node:
-    """One element of each line of a computed value; lines that lie in memory are left to the load of one element."""
-    if view_base(x).is_a(Input, Dot, Opaque, Pick):
-        raise Unconverted("gathers by index")
-    place = _OnePlace(cx, x, dim, index, "gathers by index")
-    found = cx.b.reduce("sum", cx.b.map("where", place.hit, cx.up(x), 0.0), [place.axis], keepdim=True)
-    return cx.finish(cx.b.map("where", place.outside, math.nan, found))
+    @staticmethod
+    def fits(x: Node, dim: int, index: Node) -> bool:
+        """Whether ``index`` is one, for floats."""
+        axis = dim % max(x.type.rank, 1)
+        return x.dtype.is_float and x.type.rank > 0 and index.shape == (*x.shape[:axis], 1, *x.shape[axis + 1 :])
 
 
 def _scatter(cx: Context, x: Node, dim: int, index: Node, new: Operand) -> Node:
-    place = _OnePlace(cx, x, dim, index, "scatters by index")
+    if not OnePlace.fits(x, dim, index):
+        raise Unconverted("scatters by index")
+    place = OnePlace(cx, x, dim, index)
     written = cx.b.map("where", place.hit, new, x)
     return cx.finish(cx.b.map("where", place.outside, math.nan, written))
 
@@ -110,7 +103,7 @@ def scatter_value(cx: Context, x: Node, dim: int, index: Node, value: float) -> 
 @converts("scatter_add")
 def scatter_add(cx: Context, x: Node, dim: int, index: Node, source: Node) -> Node:
     """``x`` with a value added to one position of each line."""
-    if source.shape != index.shape:
-        raise Unconverted("scatters by index")
+    if source.shape != index.shape or not OnePlace.fits(x, dim, index):
+        raise Unconverted(IN_NO_ORDER)
     total = cx.b.map("add", cx.up(x), cx.b.broadcast(cx.up(source), x.shape))
     return _scatter(cx, x, dim, index, cx.finish(total))

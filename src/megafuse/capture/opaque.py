@@ -14,14 +14,18 @@ from megafuse.ir.graph import Builder, Node
 from megafuse.ir.types import Opaque, TensorType
 
 OUTSIDE = "keep this call outside of the fused function"
-_GATHERS = "embedding gather index index_select _unsafe_index embedding_bag _embedding_bag masked_scatter take"
+_GATHERS = "embedding_bag _embedding_bag masked_scatter"
 _SCATTERS = (
-    "scatter scatter_add scatter_reduce index_put _unsafe_index_put index_add index_fill index_copy "
-    "embedding_dense_backward _embedding_bag_backward masked_scatter_backward"
+    "scatter index_put _unsafe_index_put index_fill index_copy embedding_dense_backward _embedding_bag_backward "
+    "masked_scatter_backward"
 )
+_ATOMIC_SCATTERS = "scatter_add scatter_reduce index_add put"  # see torch.use_deterministic_algorithms
+IN_NO_ORDER = "scatters by index, on GPUs in no fixed order"
 _WINDOWS = "max_pool2d_with_indices max_pool3d_with_indices im2col col2im"
 _REASONS = {
     **dict.fromkeys(_GATHERS.split(), "gathers by index"), **dict.fromkeys(_SCATTERS.split(), "scatters by index"),
+    **dict.fromkeys(_ATOMIC_SCATTERS.split(), IN_NO_ORDER),
+    "embedding_renorm": "changes rows of a table in place",
     **dict.fromkeys(("convolution", "convolution_backward"), "convolution"),
     **dict.fromkeys("sort topk median nanmedian kthvalue mode".split(), "sorts"),
     **dict.fromkeys("cumsum cumprod logcumsumexp cummax cummin".split(), "scan"),

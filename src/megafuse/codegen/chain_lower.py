@@ -108,6 +108,8 @@ class _ChainLowering:
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
             held=tile.held,
+            turned=tile.turned,
+            early=tile.early,
         )
 
     def _phase(self, at: int, schedule: PhaseSchedule) -> None:

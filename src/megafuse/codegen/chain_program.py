@@ -59,7 +59,9 @@ Stage = Phase | Product | RowSums
 class ChainProgram:
     """One kernel, ready to print. ``held``: matrices are loaded before the walk over the rows, else in each step of it.
 
-    ``tf32``: fp32 operands are rounded to TF32; else they are multiplied as they are.
+    ``turned``: printers that hold tiles as blocks make them ``[columns, rows]``. ``early``: they load the rows of the
+    next tile before they work on the present one. ``tf32``: fp32 operands are rounded to TF32; else they are multiplied
+    as they are.
     """
 
     name: str
@@ -69,6 +71,8 @@ class ChainProgram:
     num_warps: int
     num_stages: int = 1
     held: bool = True
+    turned: bool = False
+    early: bool = False
     tf32: bool = False
 
     def __post_init__(self) -> None:

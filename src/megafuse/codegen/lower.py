@@ -15,6 +15,7 @@ from megafuse.codegen.program import (
     Inside,
     Level,
     Load,
+    Lookup,
     Note,
     Operand,
     Param,
@@ -24,6 +25,7 @@ from megafuse.codegen.program import (
     Statement,
     Store,
     TileProgram,
+    Within,
 )
 from megafuse.core.dtypes import DType
 from megafuse.core.errors import VerifyError
@@ -48,8 +50,16 @@ def lower_kernel(
     params = tuple(param_of(buffers[b], b in kernel.writes) for b in kernel.args)
     if kernel.dot is not None:
         return _lower_dot(kernel, kernel.dot, params, buffers, names)
-    phases = tuple(PhaseLowering(p, buffers, names).run(f"phase {n}") for n, p in enumerate(kernel.phases))
-    return TileProgram(kernel.name, kernel.doc, params, phases, kernel.num_warps, kernel.num_stages)
+    phases = tuple(
+        PhaseLowering(p, buffers, names).run(_written(p) if kernel.apart else f"phase {n}")
+        for n, p in enumerate(kernel.phases)
+    )
+    return TileProgram(kernel.name, kernel.doc, params, phases, kernel.num_warps, kernel.num_stages, kernel.apart)
+
+
+def _written(phase: PhaseSchedule) -> str:
+    """The buffers that a phase writes."""
+    return ", ".join(dict.fromkeys(target.buffer for _, target in phase.targets))
 
 
 def _lower_dot(
@@ -184,7 +194,7 @@ class PhaseLowering:
 
     def _source(self, inst: Inst) -> str:
         origin = inst.node.origin
-        if origin is None or inst.kind in ("load", "const", "iota", "inside"):
+        if origin is None or inst.kind in ("load", "const", "iota", "inside", "within"):
             return ""
         code = f": {origin.code}" if origin.code else ""
         return f"src[{origin.file}:{origin.line}]{code}"
@@ -196,18 +206,10 @@ class PhaseLowering:
         if inst.kind == "load" and self.dot is not None and inst.node is self.dot.node:
             return Convert(self._name(inst, "product"), self._sums(), level, DType.F32, inst.dtype)
         if inst.kind == "load":
-            buffer = self.buffers[self.names[inst.node]]
-            dst = self._name(inst, buffer.name)
-            offset = combine(inst.index, buffer.strides)
-            if not offset.axes <= inst.axes:
-                raise VerifyError(
-                    f"{dst} is loaded along {sorted(offset.axes - inst.axes)}, along which it is the same"
-                )
-            reread = inst in self.reread
-            # What tests other axes than the address has cannot lead it outside: who selects the value tests them too.
-            guards = tuple(g for g in inst.guards if not {a for a, _ in g.index.terms}.isdisjoint(inst.axes))
-            passing = not reread and self._passes(inst.axes)
-            return Load(dst, buffer.name, offset, level, buffer.dtype, guards, 0.0, reread, passing)
+            return self._load(inst, level)
+        if inst.kind == "within":
+            (src,) = inst.args
+            return Within(self._name(inst, "within"), self.operand(src), inst.size, level, src.dtype)
         if inst.kind == "iota":
             return Index(self._name(inst, "index"), inst.index[0], level, inst.dtype)
         if inst.kind == "inside":
@@ -220,6 +222,22 @@ class PhaseLowering:
         value = inst.args[1] if inst.fn == "where" else inst.args[0]
         args = tuple(self.operand(a) for a in inst.args)
         return Compute(self._name(inst, inst.fn), inst.fn, args, level, inst.dtype, value.dtype)
+
+    def _load(self, inst: Inst, level: Level) -> Load:
+        buffer = self.buffers[self.names[inst.node]]
+        dst = self._name(inst, buffer.name)
+        offset = combine(inst.index, buffer.strides)
+        if not offset.axes <= inst.axes:
+            raise VerifyError(f"{dst} is loaded along {sorted(offset.axes - inst.axes)}, along which it is the same")
+        reread = inst in self.reread
+        # What tests other axes than the address has cannot lead it outside: who selects the value tests them too.
+        guards = tuple(g for g in inst.guards if not {a for a, _ in g.index.terms}.isdisjoint(inst.axes))
+        passing = not reread and not inst.lookups and self._passes(inst.axes)
+        lookups = tuple(
+            Lookup(self.values[row], self.values[within], found.step * buffer.strides[found.dim])
+            for found, row, within in zip(inst.lookups, inst.args[::2], inst.args[1::2], strict=True)
+        )
+        return Load(dst, buffer.name, offset, level, buffer.dtype, guards, 0.0, reread, passing, lookups)
 
     def _convert(self, inst: Inst, level: Level) -> Statement | None:
         """A cast; to 16 bits and back is a single rounding, and the 16-bit value exists only if something stores it."""

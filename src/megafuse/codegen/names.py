@@ -26,6 +26,10 @@ class Namer:
     def __init__(self, taken: frozenset[str] = RESERVED) -> None:
         self._taken = set(taken)
 
+    def copy(self) -> Namer:
+        """A namer for another scope within this one: the names taken here are taken there."""
+        return Namer(frozenset(self._taken))
+
     def claim(self, wish: str, pieces: int = 1) -> tuple[str, ...]:
         """Claim ``wish`` (for several pieces ``wish_0``, ``wish_1``, ...), with a number added where it is taken."""
         base, tries = identifier(wish), 1

@@ -14,6 +14,9 @@ Program id 0 is ``fixed_index * num_chunks + chunk`` (fixed axes row-major); pro
 ``(fixed_index * num_chunks + chunk) * col_blocks + column block``. Every value has a level that says which of the two
 directions it varies in.
 
+Where phases stand ``apart``, each has programs of its own instead, which follow those of the phases before it along
+program id 0 (column blocks counted there too): small kernels that share a launch.
+
 Sizes and strides may be open (``core.sizes``): the kernel then takes ``dims`` as integer arguments after its buffers.
 """
 
@@ -21,7 +24,7 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megafuse.core.dtypes import DType
 from megafuse.core.errors import VerifyError
@@ -46,8 +49,20 @@ Operand = str | float | int | bool  # the name of an earlier value of the phase,
 
 
 @dataclass(frozen=True)
+class Lookup:
+    """What an integer adds to the address of a load: ``stride`` times the value ``row``, where ``within`` holds."""
+
+    row: str
+    within: str
+    stride: int
+
+
+@dataclass(frozen=True)
 class Load:
-    """``dst = buffer[index]`` where every guard (and the tile mask) holds, else ``other``."""
+    """``dst = buffer[index]`` where every guard (and the tile mask) holds, else ``other``.
+
+    With ``lookups``, a load by index: ``buffer[index + sum(stride * row)]``.
+    """
 
     dst: str
     buffer: str
@@ -58,6 +73,7 @@ class Load:
     other: float = 0.0
     reread: bool = False  # the same element is read again later (keep it in cache)
     passing: bool = False  # it is not, while others are (do not displace them)
+    lookups: tuple[Lookup, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,6 +93,18 @@ class Inside:
     dst: str
     guards: tuple[Guard, ...]
     level: Level
+    dtype: DType = DType.BOOL
+
+
+@dataclass(frozen=True)
+class Within:
+    """``dst = `` a bool: ``src``, an integer, is in ``range(size)``."""
+
+    dst: str
+    src: Operand
+    size: int
+    level: Level
+    src_dtype: DType
     dtype: DType = DType.BOOL
 
 
@@ -153,7 +181,7 @@ class Store:
     passing: bool = False  # the cache is needed for what is read again
 
 
-Statement = Load | Index | Inside | Compute | Convert | RowReduce | ColReduce | Store
+Statement = Load | Index | Inside | Within | Compute | Convert | RowReduce | ColReduce | Store
 
 
 @dataclass(frozen=True)
@@ -213,6 +241,11 @@ class Phase:
         return ceil_div(self.loop_size, rows) if may_exceed(self.loop_size, rows) else 1
 
     @property
+    def programs(self) -> int:
+        """Programs that differ in their rows."""
+        return math.prod(a.size for a in self.fixed) * self.num_chunks
+
+    @property
     def col_blocks(self) -> int:
         """Programs over which the columns are spread."""
         return ceil_div(self.num_cols, self.pieces[0]) if self.col_grid else 1
@@ -235,7 +268,7 @@ class Param:
 
 @dataclass(frozen=True)
 class TileProgram:
-    """One kernel, ready to print."""
+    """One kernel, ready to print. ``apart``: its phases have programs of their own; none reads another's results."""
 
     name: str
     doc: tuple[str, ...]
@@ -243,11 +276,17 @@ class TileProgram:
     phases: tuple[Phase, ...]
     num_warps: int
     num_stages: int = 1
+    apart: bool = False
 
     @property
     def programs(self) -> int:
         """Programs that differ in their rows."""
-        return math.prod(a.size for a in self.phases[0].fixed) * self.phases[0].num_chunks
+        return self.phases[0].programs
+
+    @property
+    def parts(self) -> tuple[TileProgram, ...]:
+        """What the phases that stand apart are as kernels of their own; otherwise the program itself."""
+        return tuple(replace(self, phases=(p,), apart=False) for p in self.phases) if self.apart else (self,)
 
     @property
     def one_grid_axis(self) -> bool:
@@ -258,6 +297,8 @@ class TileProgram:
     @property
     def grid(self) -> tuple[int, int]:
         """Numbers of programs along the two grid axes."""
+        if self.apart:
+            return (sum(p.programs * p.col_blocks for p in self.phases), 1)
         blocks = self.phases[0].col_blocks
         return (self.programs * blocks, 1) if self.one_grid_axis else (self.programs, blocks)
 

@@ -21,6 +21,7 @@ from megafuse.codegen.program import (
     RowReduce,
     Statement,
     Store,
+    Within,
 )
 
 
@@ -50,9 +51,11 @@ def noted(body: Pass) -> list[Noted]:
 def reads(statement: Statement) -> tuple[str, ...]:
     """Names of the values a statement reads."""
     match statement:
+        case Load(lookups=lookups):
+            return tuple(name for lookup in lookups for name in (lookup.row, lookup.within))
         case Compute(args=args):
             return tuple(a for a in args if isinstance(a, str))
-        case Convert(src=src) | RowReduce(src=src) | ColReduce(src=src) | Store(src=src):
+        case Convert(src=src) | Within(src=src) | RowReduce(src=src) | ColReduce(src=src) | Store(src=src):
             return (src,) if isinstance(src, str) else ()
     return ()
 

@@ -90,6 +90,7 @@ class StepReader:
             product=_product(kernel.dot) if kernel.dot else _chain(kernel.chain) if kernel.chain else "",
             flops=_flops(kernel.dot) if kernel.dot else _chain_flops(kernel.chain) if kernel.chain else 0,
             coalesced=coalescing(kernel.phases, self._strides),
+            apart=kernel.apart,
         )
 
     def _strides(self, node: Node) -> Sequence[int]:

@@ -1,8 +1,9 @@
 """Eager's traffic and time, op by op, from a run of the original on tensors without data.
 
-The rule: every ATen op that is no view is one kernel; it reads each of its input tensors once and writes each of its
-outputs once, and nothing stays in cache between ops. Its time is the launch plus the larger of bytes / DRAM bandwidth
-and, for matrix products, flops / the peak rate. Views, allocations and detaches cost nothing.
+The rule: every ATen op that is no view is one kernel; it reads each of its input tensors once (of a table that it reads
+by index, as much as it writes) and writes each of its outputs once, and nothing stays in cache between ops. Its time is
+the launch plus the larger of bytes / DRAM bandwidth and, for matrix products, flops / the peak rate. Views, allocations
+and detaches cost nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ _FREE = frozenset(
     "_reshape_alias set_ resize_ is_same_size sym_size sym_stride sym_numel".split()
 )
 _DOTS = frozenset("mm bmm addmm baddbmm addbmm".split())
+_BY_INDEX = frozenset("embedding index_select index _unsafe_index gather take".split())
 RULE = "each ATen op other than a view reads its inputs and writes its outputs once"
 
 
@@ -105,8 +107,11 @@ class _Counter(TorchDispatchMode):
     def _op(self, func: Any, given: Any, out: Any) -> EagerOp:
         read = {id(t): t for t in pytree.tree_leaves(given) if isinstance(t, Tensor)}
         written = [t for t in pytree.tree_leaves(out) if isinstance(t, Tensor)]
-        moved = sum(map(_memory, [*read.values(), *written]))
         name = func.overloadpacket.__name__
+        sizes = [_memory(t) for t in read.values()]
+        if name in _BY_INDEX:
+            sizes[0] = min(sizes[0], _memory(written[0]))
+        moved = sum(sizes) + sum(map(_memory, written))
         flops = _dot_flops(name, list(read.values()), written)
         dtype = str(written[0].dtype).removeprefix("torch.") if written else "float32"
         return EagerOp(name, moved, flops, call_seconds(self.device, moved, flops, dtype))

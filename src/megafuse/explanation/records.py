@@ -57,7 +57,8 @@ class KernelInfo:
 
     ``product``: the matrix product in which it starts, if any, and ``flops`` those of that product.
     ``measured``: seconds of a launch on this GPU, where its tiles were measured. ``resources``: where it was compiled.
-    ``coalesced``: what its loads use of the memory sectors that they touch.
+    ``coalesced``: what its loads use of the memory sectors that they touch. ``apart``: its phases are small kernels
+    that share the launch.
     """
 
     name: str
@@ -74,6 +75,7 @@ class KernelInfo:
     measured: float | None = None
     coalesced: float = 1.0
     resources: Resources | None = None
+    apart: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from megafuse.explanation.records import Call, KernelInfo, LibraryInfo, PhaseInfo, PlanInfo, Resources, TensorInfo
@@ -83,7 +84,7 @@ def _call_lines(call: Call) -> list[str]:
     if len(call.sources) > MAX_SOURCES:
         lines.append(f"    and {len(call.sources) - MAX_SOURCES} more lines")
     lines += [f"    reads  {_tensors(call.reads)}", f"    writes {_tensors(call.writes)}"]
-    lines += [f"    {_phase(p, n, len(call.phases))}" for n, p in enumerate(call.phases)]
+    lines += [f"    {line}" for line in _phases(call)]
     if call.resources is None:
         return lines
     loads = f"loads use {100 * call.coalesced:.0f} % of the memory sectors that they touch"
@@ -106,11 +107,18 @@ def _tensors(tensors: Iterable[TensorInfo]) -> str:
     return ", ".join(map(str, tensors)) or "nothing"
 
 
-def _phase(phase: PhaseInfo, number: int, count: int) -> str:
-    head = "tile" if count == 1 else f"phase {number}: tile"
+def _phases(kernel: KernelInfo) -> list[str]:
+    tiles = list(map(_tile, kernel.phases))
+    if kernel.apart:
+        alike = [f"{count} with {tile}" for tile, count in Counter(tiles).items()]
+        return [f"{len(tiles)} small kernels that share a launch: {alike[0]}", *(f"and {one}" for one in alike[1:])]
+    return tiles if len(tiles) == 1 else [f"phase {n}: {tile}" for n, tile in enumerate(tiles)]
+
+
+def _tile(phase: PhaseInfo) -> str:
     cols = "+".join(map(str, phase.pieces))
     why = f" ({phase.why})" if phase.why else ""
-    return f"{head} {phase.row_tile} rows x {cols} cols of {phase.rows} x {phase.cols}{why}"
+    return f"tile {phase.row_tile} rows x {cols} cols of {phase.rows} x {phase.cols}{why}"
 
 
 def _section(title: str, items: Iterable[str]) -> list[str]:

@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from megafuse.core.sizes import typical
 from megafuse.ir.graph import Graph, Node, contiguous_strides
 from megafuse.ir.nest import Anchor
 from megafuse.ir.trace import Memory
-from megafuse.ir.types import Concat, Const, Dot, Input, Iota, Opaque, Pick, Reduce
-from megafuse.ir.views import is_dense, is_disjoint, layout_for, same_strides, strided_view, view_base
+from megafuse.ir.types import Cast, Concat, Const, Dot, Gather, Input, Iota, Opaque, Pick, Reduce
+from megafuse.ir.views import VIEW_MOVES, is_dense, is_disjoint, layout_for, same_strides, strided_view, view_base
 
 IN_MEMORY = (Input, Dot, Opaque, Pick)
 
@@ -71,6 +72,8 @@ def choose_anchors(graph: Graph, wanted: Mapping[int, Sequence[int]], extra: Seq
                 _anchor_operand(anchors, arg)
         elif isinstance(node.attrs, Reduce):
             _anchor(anchors, node, contiguous_strides(node.shape))
+        elif isinstance(node.attrs, Gather):
+            _anchor_table(anchors, node)
     return anchors
 
 
@@ -116,6 +119,20 @@ def _anchor_operand(anchors: Anchors, node: Node) -> None:
             _anchor(anchors, node, contiguous_strides(node.shape))
         return
     _anchor_value(anchors, node, base, contiguous_strides(node.shape))
+
+
+def _anchor_table(anchors: Anchors, gather: Node) -> None:
+    """A table that is computed gets memory where more elements are read of it than it has; else, these are computed."""
+    base = gather.args[0]
+    size = typical(base.type.numel)
+    while base.is_a(*VIEW_MOVES):
+        base = base.args[0]
+        size = min(size, typical(base.type.numel))  # before expansions, behind slices
+    source = base
+    while source.is_a(Cast, Gather, *VIEW_MOVES):
+        source = source.args[0]
+    if typical(gather.type.numel) > size and not source.is_a(*IN_MEMORY, Const) and source not in anchors.nodes:
+        _anchor(anchors, base, contiguous_strides(base.shape))
 
 
 def _anchor_value(anchors: Anchors, node: Node, base: Node, strides: tuple[int, ...]) -> None:

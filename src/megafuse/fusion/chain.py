@@ -13,10 +13,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from megafuse.core.dependencies import members
 from megafuse.core.dtypes import DType
 from megafuse.core.sizes import is_open
 from megafuse.fusion.anchors import Anchors
-from megafuse.fusion.units import members, number_units
+from megafuse.fusion.units import number_units
 from megafuse.ir.chain import Chain, RowDot, RowNest, Stage, SumDot, block, is_in_place, operand_load
 from megafuse.ir.graph import Graph, Node, contiguous_strides
 from megafuse.ir.index import Affine, Axis, Index, combine

@@ -30,13 +30,16 @@ from megafuse.ir.chain import (
     made_by,
     matrices_of,
     nests_of,
+    turned,
 )
 from megafuse.ir.graph import Node
 from megafuse.ir.nest import Nest
 from megafuse.ir.trace import Memory, Trace
+from megafuse.ir.traffic import bytes_of
 from megafuse.ir.views import memory_of
 
 SUMS_SHARE = 0.45  # of the rate of products, by sums over the rows, whose operands are turned
+TURNED = 0.52  # of the time of work in tiles of rows by columns, in tiles of columns by rows: no warp does it again
 MAP_SHARE = 1.15  # of the rate at which maps run that are kernels of their own
 STORE_RATE = 2.0e12  # 16-bit elements of row values that a device moves from registers to addresses in a second
 LATENCY = 0.6e-6  # of one product of a row tile, its operands and what follows
@@ -57,10 +60,11 @@ def chain_seconds(chain: Chain, memory: Memory, device: DeviceSpec, stored: Coll
     seen = {load.node for load, _ in external_loads(chain, traces)}
     seen |= {memory_of(n, memory) for s in chain.stages for n in matrices_of(s)}
     written = [made_by(s).type for s in chain.stages if made_by(s) in stored and s not in sums]
-    moved = sum(n.type.nbytes for n in seen) + sum(t.nbytes for t in written)
-    few = sums or chain.rows <= TYPICAL_ROWS * device.sms // 2
+    moved = bytes_of(seen, traces.values()) + sum(t.nbytes for t in written)
+    whole = turned(chain)
+    few = not whole and (sums or chain.rows <= TYPICAL_ROWS * device.sms // 2)
     programs = min(device.sms, ceil_div(chain.rows, TYPICAL_ROWS // 2 if few else TYPICAL_ROWS))
-    work = _work(chain, traces, device) + sum(t.nbytes for t in written) / 2 / STORE_RATE
+    work = _work(chain, traces, device) * (TURNED if whole else 1.0) + sum(t.nbytes for t in written) / 2 / STORE_RATE
     walk = START + LATENCY * len(chain.dots) + moved / device.dram_bandwidth + work * device.sms / programs
     partial = sum(made_by(s).type.numel * 4 * 2 * programs for s in sums)
     finish = device.launch_seconds + partial / device.l2_bandwidth if sums and programs > 1 else 0.0

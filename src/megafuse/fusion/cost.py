@@ -7,7 +7,6 @@ it is never reported as a measurement.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,13 +14,13 @@ from megafuse.core.device import DeviceSpec
 from megafuse.core.sizes import typical
 from megafuse.ir.graph import Node, contiguous_strides
 from megafuse.ir.index import combine
-from megafuse.ir.nest import Root, Space
-from megafuse.ir.ops import MAP_FNS
+from megafuse.ir.nest import Root
+from megafuse.ir.ops import weight
 from megafuse.ir.trace import Inst, Trace
+from megafuse.ir.traffic import SECTOR, elements, read_bytes
 from megafuse.ir.types import Cast, Map, Reduce
 
 LIVE_TEMPORARIES = 4
-SECTOR = 32  # bytes that memory hands out at a time
 REGISTER_BYTES = 200 * 1024  # of the 256 KiB register file of an SM, what one program's tile may take
 
 
@@ -43,24 +42,6 @@ class NestCost:
         return sum(b for _, b in self.reads) + self.write_bytes
 
 
-def read_bytes(trace: Trace) -> dict[Node, int]:
-    """DRAM bytes read of each node: distinct regions once, at most the whole buffer."""
-    sizes = trace.nest.space.sizes
-    regions: dict[Node, dict[tuple[int, ...], int]] = {}
-    for load in trace.loads():
-        start = tuple(ix.const for ix in load.index)
-        size = typical(math.prod(sizes[a] for a in load.axes))
-        per_node = regions.setdefault(load.node, {})
-        per_node[start] = max(per_node.get(start, 0), size)
-    return {n: min(sum(r.values()), typical(n.type.numel)) * n.dtype.size for n, r in regions.items()}
-
-
-def level_counts(inst: Inst, space: Space) -> int:
-    """How many elements an instance has in the whole nest."""
-    sizes = space.sizes
-    return int(typical(math.prod(sizes[a] for a in inst.axes)))
-
-
 def reduce_depth(trace: Trace) -> int:
     """Longest chain of row reductions that depend on one another."""
     depth: dict[Inst, int] = {}
@@ -77,10 +58,10 @@ def nest_cost(trace: Trace, device: DeviceSpec, strides: Strides | None = None) 
     space = trace.nest.space
     waste = sector_waste(trace, strides or (lambda node: contiguous_strides(node.shape)))
     reads = {n: round(b * waste.get(n, 1.0)) for n, b in read_bytes(trace).items()}
-    touched = sum(level_counts(i, space) * i.dtype.size for i in trace.loads() if i.axes & space.col_names)
+    touched = sum(elements(i, space) * i.dtype.size for i in trace.loads() if i.axes & space.col_names)
     writes = sum(_write_bytes(trace, device, r) for r in trace.nest.roots)
     cache = max(0, touched - sum(reads.values()))
-    results = sum(_weight(i) * level_counts(i, space) for i in trace.insts)
+    results = sum(weight(i.kind, i.fn) * elements(i, space) for i in trace.insts)
     tile = _tile_bytes(trace)
     depth = reduce_depth(trace)
     if tile > REGISTER_BYTES and depth:
@@ -109,12 +90,6 @@ def sector_waste(trace: Trace, strides: Strides) -> dict[Node, float]:
             run = min(rows, typical(space.sizes[unit[0]])) * load.dtype.size
             out[load.node] = max(out.get(load.node, 1.0), SECTOR / run)
     return out
-
-
-def _weight(inst: Inst) -> float:
-    if inst.kind == "map" and inst.fn in MAP_FNS:
-        return 1.0 + 15.0 * MAP_FNS[inst.fn].special
-    return 0.0 if inst.kind == "const" else 1.0
 
 
 def _write_bytes(trace: Trace, device: DeviceSpec, root: Root) -> int:

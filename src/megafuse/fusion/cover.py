@@ -5,11 +5,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 
+from megafuse.core.dependencies import Dependencies, lowest, members, union
 from megafuse.fusion.anchors import Anchors
 from megafuse.fusion.items import Item, Items
 from megafuse.fusion.merge import merge_nests
 from megafuse.fusion.plan import Boundary
-from megafuse.fusion.units import Dependencies, Units, lowest, members, number_units, union
+from megafuse.fusion.units import Units, number_units
 from megafuse.ir.graph import Graph, Node
 from megafuse.ir.nest import Anchor
 from megafuse.ir.trace import NestError
@@ -33,7 +34,7 @@ class Search:
         self.anchors, self.known = anchors, items
         self.materialised = anchors.materialised
         numbered = number_units(graph, anchors)
-        self.dependencies = Dependencies(numbered)
+        self.dependencies = Dependencies(numbered.needs)
         self.units: dict[Item, int] = {}
         self._number: dict[Item, int] = {}
         self._owner: dict[int, Item] = {}  # by unit

@@ -6,17 +6,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from megafuse.core.dependencies import union
 from megafuse.core.device import DeviceSpec
 from megafuse.core.sizes import typical
-from megafuse.fusion.cost import read_bytes
 from megafuse.fusion.cover import Search
 from megafuse.fusion.epilogue import product_axes
 from megafuse.fusion.items import Item
-from megafuse.fusion.units import union
 from megafuse.ir.graph import Node
 from megafuse.ir.index import Affine, Index
 from megafuse.ir.nest import Nest, Root
 from megafuse.ir.trace import Trace
+from megafuse.ir.traffic import read_bytes
 
 BLOCKS_PER_SM = (4, 2, 1)  # programs per SM tried, most first: what they re-read must stay in the L2 cache
 

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 
 from megafuse.core.device import DeviceSpec
 from megafuse.fusion.anchors import Anchors
-from megafuse.fusion.cost import NestCost, nest_cost, read_bytes
+from megafuse.fusion.cost import NestCost, nest_cost
 from megafuse.fusion.initial import initial_nests
 from megafuse.fusion.merge import merge_nests
 from megafuse.ir.chain import Chain
 from megafuse.ir.graph import Graph, Node
 from megafuse.ir.nest import Anchor, Nest
 from megafuse.ir.trace import Memory, NestError, Trace, trace_nest
+from megafuse.ir.traffic import read_bytes
 
 PRODUCER_BONUS = 1.05  # of two joins that save the same read, the one with the value's producer is preferred
 ROUNDING = 1.0 + 1e-9  # keeps a bound above what it bounds
@@ -133,7 +134,8 @@ class Items:
     def join(self, a: Item, b: Item, anchors: Anchors, materialised: Memory) -> tuple[float, Item] | None:
         """The best join of two items and the predicted time that it saves; None where there is none or it saves none.
 
-        Both were made by ``initial`` or ``join`` for the same ``anchors``.
+        Both were made by ``initial`` or ``join`` for the same ``anchors``. Where one reads what the other makes, the
+        maker's axes come first: those of a reader that walks fewer would not be split into them.
         """
         if (a, b) not in self._joins:
             self._joins[a, b] = self._best_join(a, b, anchors, materialised)
@@ -142,7 +144,8 @@ class Items:
     def _best_join(self, a: Item, b: Item, anchors: Anchors, materialised: Memory) -> tuple[float, Item] | None:
         bonus, apart = self._bonus(a, b), self._apart(a, b)
         best: tuple[float, Item] | None = None
-        for first, second in itertools.product(a.traces, b.traces):
+        sides = (b.traces, a.traces) if b.feeds(a) else (a.traces, b.traces)
+        for first, second in itertools.product(*sides):
             try:
                 options = merge_nests(first, second, materialised)
             except NestError:

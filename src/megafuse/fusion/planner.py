@@ -27,7 +27,7 @@ from megafuse.fusion.items import Items
 from megafuse.fusion.plan import Cover, KernelGroup
 from megafuse.fusion.recompute import recompute_candidates
 from megafuse.fusion.split_dot import split_of
-from megafuse.ir.chain import Chain
+from megafuse.ir.chain import Chain, made_by
 from megafuse.ir.graph import Graph, Node
 from megafuse.ir.trace import NestError
 from megafuse.ir.types import Dot
@@ -131,33 +131,48 @@ def _with_chains(plan: _Plan, best: list[CoverOption], extra: tuple[Node, ...]) 
     """The options in which dots run in chains; of each chain's forms the best, where the predicted time falls."""
     decisions = best[0].decisions
     chains: tuple[Chain, ...] = ()
+    alone: list[tuple[Chain, str]] = []  # of forward, not worth it if backward reads what they make
     found = candidates(plan.graph, best[0].anchors, plan.known.device, plan.dots.tf32)
     for forms in itertools.islice(found, MOST_CHAINS):
-        tried, reason = _tried(plan, extra, chains, forms)
+        tried, reason = _tried(plan, extra, chains, [(form,) for form in forms])
+        both = [(*before, form) for form in forms if (before := _computed_again(form, alone))]
+        tried += _tried(plan, extra, chains, both)[0]
         made = ", ".join(repr(s.node) for s in forms[0].dots)
         if tried:
-            trial, form = min(tried, key=lambda t: _least(t[0]))
+            trial, new = min(tried, key=lambda t: _least(t[0]))
             gain = (_least(best) - _least(trial)) * 1e6
-            enough = WORTH_CHAINING * 1e6 * replaced_seconds(form, plan.known.device, plan.dots.tf32)
+            enough = WORTH_CHAINING * 1e6 * sum(replaced_seconds(c, plan.known.device, plan.dots.tf32) for c in new)
             reason = f"in a chain {abs(gain):.1f} us {'less' if gain > 0 else 'more'} predicted"
             if gain > enough:
-                best, chains = trial, (*chains, form)
-                decisions = (*decisions, f"{made} with {form.rows} rows run as a chain: {gain:.1f} us less predicted")
+                best, chains = trial, (*chains, *new)
+                said = f"{made} with {new[-1].rows} rows run as a chain: {gain:.1f} us less predicted"
+                if len(new) > 1:
+                    said += ", with the chain of forward"
+                    decisions = tuple(d for d in decisions if d not in [s for c, s in alone if c in new])
+                    alone = [(c, s) for c, s in alone if c not in new]
+                decisions = (*decisions, said)
                 continue
         said = f"{made} with {forms[0].rows} rows are products of their own: {reason}"
         decisions = (*decisions, said)
+        if forms[0].forward:
+            alone.append((forms[0], said))
     decisions = (*decisions, *left_out(plan.graph, chains))
     return [replace(o, decisions=decisions) for o in best]
 
 
+def _computed_again(form: Chain, alone: Sequence[tuple[Chain, str]]) -> tuple[Chain, ...]:
+    """The chains of forward that make what ``form``, of backward, computes once more."""
+    return tuple(chain for chain, _ in alone if any(made_by(stage) in form.again for stage in chain.stages))
+
+
 def _tried(
-    plan: _Plan, extra: tuple[Node, ...], chains: tuple[Chain, ...], forms: Sequence[Chain]
-) -> tuple[list[tuple[list[CoverOption], Chain]], str]:
-    """The options with each form of one more chain, and why another form cannot be."""
+    plan: _Plan, extra: tuple[Node, ...], chains: tuple[Chain, ...], more: Sequence[tuple[Chain, ...]]
+) -> tuple[list[tuple[list[CoverOption], tuple[Chain, ...]]], str]:
+    """The options with each of some further sets of chains, and why another cannot be."""
     tried, reason = [], ""
-    for form in forms:
+    for new in more:
         try:
-            tried.append((_options(plan, extra, (), chains=(*chains, form)), form))
+            tried.append((_options(plan, extra, (), chains=(*chains, *new)), new))
         except NestError as error:
             reason = str(error)
     return tried, reason

@@ -6,14 +6,19 @@ reads are of memory.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from megafuse.core.dtypes import DType
 from megafuse.ir.graph import Node, contiguous_strides
 from megafuse.ir.index import Affine, axis_index, combine
 from megafuse.ir.nest import Nest, Space
 from megafuse.ir.trace import Inst, Memory, Trace, trace_nest
 from megafuse.ir.views import memory_of
+
+MOST_TURNED = 12  # products in tiles of columns by rows: with more, registers run out
+UNIT = 64  # features that matrix units take at once, and 16-bit elements of a full line of shared memory
 
 
 def block(width: int) -> int:
@@ -95,6 +100,25 @@ def is_sum(stage: Stage) -> bool:
     return isinstance(stage, SumDot) or (isinstance(stage, RowNest) and stage.nest.roots[0].by_rows)
 
 
+def widths_of(chain: Chain) -> tuple[int, ...]:
+    """Columns of all row values, and edges of all matrices and sums."""
+    walked = [n.space.num_cols for s in chain.stages for n in nests_of(s)]
+    return (*walked, *itertools.chain(*(s.node.args[1].shape[1:] for s in chain.dots if isinstance(s, RowDot))))
+
+
+def turned(chain: Chain) -> bool:
+    """Whether its tiles are columns by rows: then operands serve products and sums over the rows alike.
+
+    Only with columns that fill the matrix units of all warps, and the lines of shared memory: ptxas 12.8 loses parts of
+    the addresses of operands whose lines differ in width.
+    """
+    if len(chain.dots) > MOST_TURNED:
+        return False
+    edges = [block(n) for n in widths_of(chain)]
+    fills = min(edges) >= UNIT and max(edges) <= 2 * UNIT
+    return fills and any(map(is_sum, chain.stages)) and chain.dots[0].node.dtype is not DType.F32
+
+
 def external_loads(chain: Chain, traces: Mapping[Nest, Trace]) -> Iterator[tuple[Inst, Trace]]:
     """The loads of a chain that read memory: of what it does not make itself, or makes but reads otherwise."""
     made: set[Node] = set()
@@ -124,7 +148,7 @@ def external_reads(chain: Chain, memory: Memory) -> tuple[Node, ...]:
 def is_in_place(load: Inst, space: Space, rows: int) -> bool:
     """Whether a load reads element (row, column) of a row value at (row, column), or its rows' only column."""
     node = load.node
-    if node.type.numel % rows:
+    if load.lookups or node.type.numel % rows:
         return False
     width = node.type.numel // rows
     row = axis_index(space.rows).scale(width)
@@ -138,4 +162,4 @@ def is_in_place(load: Inst, space: Space, rows: int) -> bool:
 def operand_load(trace: Trace) -> Inst | None:
     """The one load that an operand's walk is, if it is nothing else."""
     (root,) = trace.roots.values()
-    return root if root.kind == "load" and not root.guards else None
+    return root if root.kind == "load" and not root.guards and not root.lookups else None

@@ -17,6 +17,7 @@ from megafuse.ir.types import (
     Const,
     Dot,
     Expand,
+    Gather,
     Input,
     Iota,
     Map,
@@ -250,6 +251,11 @@ class Builder:
         shape = list(parts[0].shape)
         shape[axis] = sum(p.shape[axis] for p in parts)
         return self.make(Concat(axis), parts, TensorType(tuple(shape), parts[0].dtype))
+
+    def gather(self, table: Node, index: Node, axis: int) -> Node:
+        """Elements of ``table`` at ``index`` along ``axis``; the other dims of both are the result's."""
+        axis %= table.type.rank
+        return self.make(Gather(axis), (table, index), TensorType(index.shape, table.dtype))
 
     def opaque(self, attrs: Opaque, args: Sequence[Node]) -> Node:
         """An ATen call run as is."""

@@ -26,6 +26,7 @@ from megafuse.ir.types import (
     Const,
     Dot,
     Expand,
+    Gather,
     Input,
     Iota,
     Map,
@@ -187,6 +188,17 @@ def _dot(run: _Evaluation, node: Node, args: list[Array]) -> Array:
     return convert(out + bias[0] if bias else out, run.held(node.dtype))
 
 
+def _gather(run: _Evaluation, node: Node, args: list[Array]) -> Array:
+    assert isinstance(node.attrs, Gather)
+    axis, table, index = node.attrs.axis, convert(args[0], run.held(node.dtype)), args[1]
+    size = table.shape[axis]
+    nothing = np.asarray(np.nan if node.dtype.is_float else 0).astype(table.dtype)
+    if not size:
+        return np.full(node.shape, nothing)
+    found = np.take_along_axis(table, np.clip(index, 0, size - 1), axis)
+    return np.where((index >= 0) & (index < size), found, nothing)
+
+
 def _opaque(run: _Evaluation, node: Node, args: list[Array]) -> Array:
     assert isinstance(node.attrs, Opaque)
     if run.opaque is None:
@@ -215,6 +227,7 @@ _EVALUATORS: dict[type, Callable[[_Evaluation, Node, list[Array]], Array]] = {
     Reduce: _reduce,
     Dot: _dot,
     Again: _cast,
+    Gather: _gather,
     Opaque: _opaque,
     Pick: _pick,
 }

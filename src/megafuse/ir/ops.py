@@ -36,7 +36,15 @@ MAP_FNS: dict[str, MapFn] = {
     "isinf": MapFn(1, result="bool"),
     "where": MapFn(3),
 }
+SPECIAL_COST = 15.0  # what a special function takes longer than an addition
 REDUCE_FNS = ("sum", "max", "min", "prod")
+
+
+def weight(kind: str, fn: str) -> float:
+    """What one result of an instance (``ir.trace``) costs, in additions."""
+    if kind == "map" and fn in MAP_FNS:
+        return 1.0 + SPECIAL_COST * MAP_FNS[fn].special
+    return 0.0 if kind == "const" else 1.0
 
 
 def map_dtype(fn: str, dtypes: Sequence[DType]) -> DType:

@@ -12,6 +12,7 @@ from megafuse.ir.types import (
     Cast,
     Concat,
     Const,
+    Gather,
     Input,
     Iota,
     Map,
@@ -94,6 +95,7 @@ _HEADS: dict[type, Callable[[Any], tuple[str, str]]] = {
     Slice: lambda n: ("slice", _slice_text(n)),
     Pad: lambda n: ("pad", f"lo={list(n.attrs.lo)}, value={_number(n.attrs.value)}"),
     Concat: lambda n: ("concat", f"axis={n.attrs.axis}"),
+    Gather: lambda n: ("gather", f"axis={n.attrs.axis}"),
     Opaque: lambda n: _opaque_text(n.attrs),
     Pick: lambda n: ("pick", str(n.attrs.index)),
 }

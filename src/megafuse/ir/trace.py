@@ -16,6 +16,7 @@ from megafuse.core.sizes import OpenSize
 from megafuse.ir.graph import Node, contiguous_strides
 from megafuse.ir.index import (
     ZERO,
+    Affine,
     Guard,
     Index,
     NeedSplit,
@@ -27,7 +28,22 @@ from megafuse.ir.index import (
     split_linear,
 )
 from megafuse.ir.nest import Nest, Root
-from megafuse.ir.types import MOVES, Cast, Concat, Const, Dot, Input, Iota, Map, Opaque, Pad, Pick, Reduce, Reshape
+from megafuse.ir.types import (
+    MOVES,
+    Cast,
+    Concat,
+    Const,
+    Dot,
+    Gather,
+    Input,
+    Iota,
+    Map,
+    Opaque,
+    Pad,
+    Pick,
+    Reduce,
+    Reshape,
+)
 
 _NONE: frozenset[str] = frozenset()
 _ALWAYS_IN_MEMORY = (Input, Dot, Opaque, Pick)  # a tuple: unions are rebuilt on every use, and this runs a lot
@@ -58,11 +74,20 @@ class NestError(Exception):
         self.culprit = culprit
 
 
+@dataclass(frozen=True)
+class Lookup:
+    """What an integer that was read before adds to an index: ``step * value`` in dim ``dim``."""
+
+    dim: int
+    step: int
+
+
 @dataclass(eq=False, slots=True)
 class Inst:
     """One value at one index; not changed once made (but not frozen: planning makes hundreds of thousands).
 
-    ``kind``: load, const, iota, inside, map, cast, reduce (over the columns).
+    ``kind``: load, const, iota, inside, within (the argument is in ``range(size)``), map, cast, reduce (over the
+    columns). A load by index has two arguments for each of ``lookups``: the integer, and whether it is in the table.
     """
 
     kind: str
@@ -74,6 +99,8 @@ class Inst:
     guards: tuple[Guard, ...] = ()
     fn: str = ""
     value: float | int | bool = 0
+    size: int = 0
+    lookups: tuple[Lookup, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +156,8 @@ def trace_nest(nest: Nest, materialised: Memory, overrides: Mapping[Node, Node] 
 class _Tracer:
     def __init__(self, nest: Nest, materialised: Memory, overrides: Mapping[Node, Node]) -> None:
         self.nest, self.materialised, self.overrides = nest, materialised, overrides
-        self.sizes = nest.space.sizes
+        self.sizes = dict(nest.space.sizes)
+        self.looked_up: dict[str, tuple[Inst, Inst]] = {}  # indices are written with an axis for each integer read
         self.row_names, self.col_names = nest.space.row_names, nest.space.col_names
         self.own = {r.anchor.node: r for r in nest.roots if r.anchor.part is None}
         self.own_concats = {r.anchor.node for r in nest.roots if r.anchor.part is not None}
@@ -164,11 +192,16 @@ class _Tracer:
             raise NestError(f"it needs all of {node!r} while storing a part of it")
         if root is not None and (root.index != index or root.by_rows):
             raise NestError(f"it needs {node!r} at another index than the one it is computed at")
-        if root is None and (node in self.materialised or isinstance(attrs, _ALWAYS_IN_MEMORY)):
-            axes = _NONE.union(*(ix.axes for ix in index))
-            return self.add(Inst("load", node, node.dtype, axes, index=index, guards=guards))
+        by_index = isinstance(attrs, Iota) and not index[attrs.axis].axes.isdisjoint(self.looked_up)
+        in_memory = node in self.materialised and (by_index or not isinstance(attrs, Iota))
+        if root is None and (in_memory or isinstance(attrs, _ALWAYS_IN_MEMORY)):
+            return self.load(node, index, guards)
         if isinstance(attrs, Iota):
+            if by_index:
+                raise NestError(f"{node!r} is read by index", node)
             return self.add(Inst("iota", node, node.dtype, index[attrs.axis].axes, index=(index[attrs.axis],)))
+        if isinstance(attrs, Gather):
+            return self.evaluate_gather(node, index, guards)
         if isinstance(attrs, MOVES):
             return self.evaluate_move(node, index, guards)
         if isinstance(attrs, Reduce):
@@ -180,12 +213,57 @@ class _Tracer:
             return self.add(Inst("cast", node, node.dtype, axes, args))
         return self.add(Inst("map", node, node.dtype, axes, args, fn=attrs.fn))
 
+    def load(self, node: Node, index: Index, guards: tuple[Guard, ...]) -> Inst:
+        """A value in memory, at an index that may hold integers read before."""
+        axes = _NONE.union(*(ix.axes for ix in index))
+        if axes.isdisjoint(self.looked_up):
+            return self.add(Inst("load", node, node.dtype, axes, index=index, guards=guards))
+        lookups: list[Lookup] = []
+        args: list[Inst] = []
+        for dim, ix in enumerate(index):
+            for name, step in ix.terms:
+                if name in self.looked_up:
+                    lookups.append(Lookup(dim, step))
+                    args.extend(self.looked_up[name])
+        plain = tuple(Affine(tuple(t for t in ix.terms if t[0] not in self.looked_up), ix.const) for ix in index)
+        axes = _NONE.union(*(ix.axes for ix in plain), *(a.axes for a in args))
+        return self.add(Inst("load", node, node.dtype, axes, tuple(args), plain, guards, lookups=tuple(lookups)))
+
+    def evaluate_gather(self, node: Node, index: Index, guards: tuple[Guard, ...]) -> Inst:
+        """The table where an integer says, which is read first; NaN (or 0) where it lies outside of the table.
+
+        The table is evaluated at an index with an axis of its own for the integer, whatever stands between it and
+        memory: what is loaded there is loaded by index.
+        """
+        assert isinstance(node.attrs, Gather)
+        table, axis = node.args[0], node.attrs.axis
+        size = table.shape[axis]
+        at = self.visit(node.args[1], index, guards)
+        outside = float("nan") if node.dtype.is_float else 0
+        nothing = self.add(Inst("const", node, node.dtype, frozenset(), value=outside))
+        known = Affine((), int(at.value)) if at.kind == "const" else at.index[0] if at.kind == "iota" else None
+        inside = guard_decides(Guard(known, 0, size), self.sizes) if known is not None else None
+        if known is not None and inside is not None:
+            moved = tuple(known if d == axis else ix for d, ix in enumerate(index))
+            return self.visit(table, moved, guards) if inside else nothing
+        within = self.add(Inst("within", node, DType.BOOL, at.axes, (at,), size=size))
+        name = f"@{len(self.looked_up)}"
+        self.looked_up[name], self.sizes[name] = (at, within), size
+        moved = tuple(Affine(((name, 1),)) if d == axis else ix for d, ix in enumerate(index))
+        found = self.visit(table, moved, guards)
+        args = (within, found, nothing)
+        return self.add(Inst("map", node, node.dtype, within.axes | found.axes, args, fn="where"))
+
     def evaluate_move(self, node: Node, index: Index, guards: tuple[Guard, ...]) -> Inst:
         """Pull the index through; parts of a concat or pad become a chain of ``where``."""
         try:
             pulled = pull_back(node, index, self.sizes)
         except NotAffine as bad:
             return self.load_flat(node, index, guards, bad)
+        except NeedSplit as need:
+            if need.axis not in self.looked_up:
+                raise
+            return self.load_flat(node, index, guards, NotAffine("an integer that was read cannot be split"))
         if not isinstance(node.attrs, Pad | Concat):
             (arg, moved, _) = pulled[0]
             return self.visit(arg, moved, guards)
@@ -200,6 +278,8 @@ class _Tracer:
             if False in decided:
                 continue
             open_guards = tuple(g for g, d in zip(extra, decided, strict=True) if d is None)
+            if any(not g.index.axes.isdisjoint(self.looked_up) for g in open_guards):
+                raise NestError(f"parts of {node!r} are read by index", node)
             value = self.visit(arg, moved, guards + open_guards)
             if result is None or not open_guards:
                 result = value
@@ -218,7 +298,7 @@ class _Tracer:
             raise NestError(f"a reshape does not follow the nest's axes: {bad}", arg) from None
         linear = combine(index, contiguous_strides(node.shape))
         flat = (*(ZERO for _ in arg.shape[1:]), linear)
-        return self.add(Inst("load", arg, arg.dtype, linear.axes, index=flat, guards=guards))
+        return self.load(arg, flat, guards)
 
     def evaluate_reduce(self, node: Node, index: Index, guards: tuple[Guard, ...]) -> Inst:
         """A reduction over exactly the nest's columns, for an index made of rows only."""

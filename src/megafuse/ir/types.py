@@ -145,6 +145,17 @@ class Concat:
 
 
 @dataclass(frozen=True)
+class Gather:
+    """``table[..., index, ...]``: along ``axis``, elements are read where the index says; else, at their own place.
+
+    The arguments are the table and an integer index of the node's shape; the table has that shape too, but for
+    ``axis``. What lies outside of the table (negative indices too) is NaN; 0 or false in tables of no floats.
+    """
+
+    axis: int
+
+
+@dataclass(frozen=True)
 class Opaque:
     """An ATen call that runs as is. ``call`` indexes the capture's side table of calls; ``reason`` says why.
 
@@ -166,6 +177,6 @@ class Pick:
 
 Attrs = (
     Input | Const | Iota | Map | Cast | Reduce | Dot | Again | Permute | Reshape | Expand | Slice | Pad | Concat
-    | Opaque | Pick
+    | Gather | Opaque | Pick
 )  # fmt: skip
 MOVES = (Permute, Reshape, Expand, Slice, Pad, Concat)

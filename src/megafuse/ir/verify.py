@@ -21,6 +21,7 @@ from megafuse.ir.types import (
     Const,
     Dot,
     Expand,
+    Gather,
     Input,
     Iota,
     Map,
@@ -332,6 +333,25 @@ def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
     return shape[:axis] + shape[axis + 1 :]
 
 
+# ---- loads by index
+
+
+def gather_is_legal(node: Node) -> str | None:
+    """A table of the node's dtype, and an integer index of its shape; the table's shape is the same off the axis."""
+    assert isinstance(node.attrs, Gather)
+    axis, (table, index) = node.attrs.axis, node.args
+    if table.dtype is not node.dtype:
+        return f"the table is {table.dtype.value}"
+    if index.dtype not in (DType.I32, DType.I64):
+        return f"the index is {index.dtype.value}"
+    if table.type.rank != node.type.rank or not 0 <= axis < node.type.rank:
+        return f"axis {axis}, ranks {table.type.rank} and {node.type.rank}"
+    if index.shape != node.shape:
+        return f"the index has shape {index.shape}"
+    same = _without(table.shape, axis) == _without(node.shape, axis)
+    return None if same else f"the table has shape {table.shape}"
+
+
 # ---- opaque calls
 
 
@@ -369,6 +389,7 @@ RULES: dict[type, tuple[Rule, ...]] = {
     Slice: (_arity(1), keeps_dtype, slice_is_legal),
     Pad: (_arity(1), keeps_dtype, pad_is_legal),
     Concat: (keeps_dtype, concat_is_legal),
+    Gather: (_arity(2), gather_is_legal),
     Opaque: (opaque_type,),
     Pick: (_arity(1), pick_is_legal),
 }

@@ -78,7 +78,7 @@ class CudaRecorder:
             return graph, work()
 
     def _recover(self) -> None:
-        """A capture that fails leaves PyTorch's random numbers set to *being captured*; one that succeeds resets them."""
+        """A capture that fails leaves PyTorch's generators set to *being captured*; one that succeeds resets them."""
         with contextlib.suppress(RuntimeError):
             self._captured(lambda: torch.zeros(1, device=self.device), None)
 

@@ -25,11 +25,11 @@ from megafuse.core.dtypes import DType
 from megafuse.core.errors import TargetError
 from megafuse.runtime.loading import load_module
 from megafuse.runtime.places import Place
+from megafuse.runtime.shim_worker import fault_of
 from megafuse.runtime.tensors import TORCH_DTYPES
 
 Launcher = Callable[..., None]  # (stream, *places)
 Bound = Callable[..., Any]  # (stream, *addresses)
-_PACKED_ADD = "add.s16x2"  # ptxas 12.8 and 12.9 lose the constants of some of these: triton-lang/triton#11581
 DESCRIPTORS_SINCE = (3, 4)  # of Triton: tl.make_tensor_descriptor
 _UNKNOWN = object()  # a hook that this Triton has not
 _ALIGN = 15  # pointers whose low four bits are zero are 16-byte aligned
@@ -201,7 +201,7 @@ class CudaKernel:
         """The plain road: first launch of a variant, or hooks."""
         compiled = self.plain(pointers)
         if key not in self.variants:
-            check_ptx(compiled, self.source)
+            check_assembled(compiled, self.source)
             self.variants[key] = bind(compiled, self.kernel, self.source)
 
     def plain(self, pointers: Sequence[int]) -> Any:
@@ -255,17 +255,16 @@ class DescribedKernel:
         return self.described if torch.cuda.get_device_capability(device) >= (9, 0) else self.plain
 
 
-def check_ptx(compiled: Any, source: KernelSource) -> None:
+def check_assembled(compiled: Any, source: KernelSource) -> None:
     """Refuse a kernel that the assembler may have compiled into something else.
 
     Raises:
-        TargetError: the kernel's PTX holds packed 16-bit additions.
+        TargetError: it has, or may have.
     """
-    if _PACKED_ADD in getattr(compiled, "asm", {}).get("ptx", ""):
-        raise TargetError(
-            f"kernel {source.entry}: LLVM made packed 16-bit additions, and ptxas loses the constants of some of them",
-            hint="please report the module; until then, leave it unfused",
-        )
+    asm = getattr(compiled, "asm", {})
+    if "cubin" in asm and (fault := fault_of(asm["ptx"], asm["cubin"])):
+        hint = "please report the module; until then, leave it unfused, or try chains=False"
+        raise TargetError(f"kernel {source.entry}: {fault}", hint=hint)
 
 
 def bind(compiled: Any, kernel: Any, source: KernelSource) -> Bound | None:

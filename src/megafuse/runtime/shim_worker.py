@@ -17,7 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-PACKED_ADD = "add.s16x2"
+PACKED_ADD = "add.s16x2"  # ptxas 12.8 and 12.9 lose the constants of some of these: triton-lang/triton#11581
+_DESCRIPTOR = re.compile(r"(?:or|add)\.[bs]64 [^;]*, (-?\d{18,});")  # address of an operand of wgmma, with its layout
+_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)\s*([^;]*);")
 
 
 def main() -> None:
@@ -44,9 +46,9 @@ def compile_one(kernel: dict[str, Any], arch: int) -> dict[str, Any]:
         _source(fn, kernel["params"], kernel.get("sizes", 0)), target=GPUTarget("cuda", arch, 32), options=options
     )
     seconds = time.perf_counter() - start
-    if PACKED_ADD in compiled.asm["ptx"]:
-        return {"error": "PTX holds packed 16-bit additions, whose constants ptxas loses"}
     cubin = compiled.asm["cubin"]
+    if fault := fault_of(compiled.asm["ptx"], cubin):
+        return {"error": fault}
     return {
         **resource_usage(cubin),
         "shared": int(compiled.metadata.shared),
@@ -83,19 +85,52 @@ def _source(fn: Any, params: list[str], sizes: int) -> Any:
     return ASTSource(fn=fn, signature=signature, constants=constants, attrs=hints)
 
 
+def fault_of(ptx: str, cubin: bytes) -> str:
+    """What the assembler is known to have made wrong in a kernel, or may have; empty if nothing."""
+    if PACKED_ADD in ptx:
+        return "LLVM made packed 16-bit additions, and ptxas loses the constants of some of them"
+    layouts = {int(text) >> 32 for text in _DESCRIPTOR.findall(ptx)}
+    if len(layouts) > 1 and (lost := read_before_written(_cuobjdump(cubin, "-sass"))):
+        return f"ptxas lost the address of an operand (uniform register {lost[0]} is read and was never written)"
+    return ""
+
+
+def read_before_written(sass: str) -> list[str]:
+    """Uniform registers that an instruction reads although none above it writes them.
+
+    ptxas 12.8 (of Triton 3.6) drops writes of such registers where operands have different layouts in shared memory.
+    """
+    written: set[int] = set()
+    lost: list[str] = []
+    for op, text in _INSTRUCTION.findall(sass):
+        first, *others = (part.strip() for part in text.split(","))
+        target = re.fullmatch(r"UR(\d+)", first)
+        wide = target is not None and "64" in op.split(".")[1:]
+        for part in others if target else (first, *others):
+            for number in map(int, re.findall(r"\bUR(\d+)\b", part)):
+                pair = f"desc[UR{number}]" in part or (wide and "[" not in part)  # other addresses have 32 bits
+                lost += [f"UR{n}" for n in (number, number + 1)[: 1 + pair] if n not in written]
+        if target:
+            size = 4 if "128" in op else 2 if wide or "WIDE" in op else 1
+            written |= {int(target[1]) + n for n in range(size)}
+    return lost
+
+
 def resource_usage(cubin: bytes) -> dict[str, int]:
     """Registers per thread, and ``spills``: bytes of stack per thread, by the wheel's cuobjdump."""
+    found = dict(re.findall(r"\b(REG|STACK):(\d+)", _cuobjdump(cubin, "--dump-resource-usage")))
+    return {"registers": int(found["REG"]), "spills": int(found["STACK"])}
+
+
+def _cuobjdump(cubin: bytes, option: str) -> str:
     import triton.backends.nvidia
 
     tool = Path(triton.backends.nvidia.__file__).parent / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        done = subprocess.run(
-            [str(tool), "--dump-resource-usage", file.name], capture_output=True, text=True, timeout=60, check=True
-        )
-    found = dict(re.findall(r"\b(REG|STACK):(\d+)", done.stdout))
-    return {"registers": int(found["REG"]), "spills": int(found["STACK"])}
+        done = subprocess.run([str(tool), option, file.name], capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout
 
 
 if __name__ == "__main__":

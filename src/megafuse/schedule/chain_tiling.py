@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from megafuse.core.device import DeviceSpec
 from megafuse.core.dtypes import DType
 from megafuse.core.sizes import ceil_div
-from megafuse.ir.chain import block
+from megafuse.ir.chain import UNIT, block
 from megafuse.schedule.types import ChainTile
 
 MOST_BY_FOUR = 64 * 64  # elements of a matrix or a sum that four warps hold without matrix units
 OWN = 1024  # bytes of shared memory that each program takes for itself
 RESERVED = 8 * 1024  # bytes of shared memory that are not for matrices and row tiles
+EARLY_REGISTERS = 32  # of a thread, for the rows of the next tile
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,8 @@ class ChainRequest:
     """What a tile is chosen for.
 
     ``widths`` of the row values; ``matrices``: (K, N) of each matrix that is loaded; ``sums``: of each sum over rows,
-    (1, N) for a sum of rows themselves. ``plain``: fp32 products without matrix units.
+    (1, N) for a sum of rows themselves. ``plain``: fp32 products without matrix units. ``loaded``: widths of the row
+    values that come from memory. ``turned``: tiles are columns by rows.
     """
 
     rows: int
@@ -29,6 +31,8 @@ class ChainRequest:
     sums: tuple[tuple[int, int], ...]
     dtype: DType
     plain: bool
+    loaded: tuple[int, ...] = ()
+    turned: bool = False
 
 
 def choose_chain_tile(request: ChainRequest, device: DeviceSpec) -> ChainTile:
@@ -44,6 +48,8 @@ def choose_chain_tile(request: ChainRequest, device: DeviceSpec) -> ChainTile:
         rows_per_chunk=walks * rows,
         num_warps=warps,
         held=keeps,
+        turned=request.turned,
+        early=walks > 1 and not request.plain and _early_registers(request, rows, warps) <= EARLY_REGISTERS,
         why=f"{tiles} tiles, {walks} a program; {held // 1024} KiB of matrices {'kept' if keeps else 'read per tile'}",
     )
 
@@ -67,12 +73,19 @@ def _rows(request: ChainRequest, device: DeviceSpec) -> tuple[int, int]:
     keep an SM busy that has room for one program only.
     """
     widest = max(map(block, request.widths))
+    if request.turned:
+        return UNIT, widest // 16
     if request.sums or widest > 128:
         return (32 if widest <= 128 or not request.sums else 16), 8
     if ceil_div(request.rows, 64) <= device.sms // 2:
         return 32, 4
     alone = _per_sm(request, 64, device) == 1 and request.rows >= 128 * device.sms
     return (128, 8) if alone else (64, 4)
+
+
+def _early_registers(request: ChainRequest, rows: int, warps: int) -> float:
+    """Registers of a thread that hold the loaded rows of one tile."""
+    return sum(map(block, request.loaded)) * rows * request.dtype.size / 4 / (32 * warps)
 
 
 def _plain_rows(request: ChainRequest, device: DeviceSpec) -> tuple[int, int]:

@@ -16,9 +16,11 @@ from megafuse.ir.chain import (
     Stage,
     block,
     chain_traces,
+    external_loads,
     external_reads,
     is_sum,
     nests_of,
+    turned,
 )
 from megafuse.ir.graph import Node, contiguous_strides
 from megafuse.ir.index import Affine, Axis, axis_index, combine
@@ -64,6 +66,10 @@ class ChainMaker:
         dtype = chain.dots[0].node.dtype
         dots = [s.node for s in chain.stages if isinstance(s, RowDot)]
         edges = {memory_of(d.args[1], self.cover.materialised): d.args[1].shape for d in dots}
+        loads = external_loads(chain, chain_traces(chain, self.cover.materialised))
+        loaded = {
+            ld.node: t.nest.space.num_cols for ld, t in loads if ld.axes & t.nest.space.row_names and not ld.lookups
+        }
         return ChainRequest(
             rows=chain.rows,
             widths=tuple(n.space.num_cols for s in chain.stages for n in nests_of(s)),
@@ -71,6 +77,8 @@ class ChainMaker:
             sums=tuple(_edges(s) for s in chain.stages if is_sum(s)),
             dtype=dtype,
             plain=dtype is DType.F32,
+            loaded=tuple(loaded.values()),
+            turned=turned(chain),
         )
 
 

@@ -66,6 +66,8 @@ def _instructions(inst: Inst) -> int:
 def _memory_seconds(trace: Trace, device: DeviceSpec) -> float:
     """Time to touch what is loaded and stored, each value once."""
     sizes = trace.nest.space.sizes
-    loads = {(i.node, i.index): math.prod(typical(sizes[a]) for a in i.axes) * i.dtype.size for i in trace.loads()}
+    loads = {
+        (i.node, i.index, i.args): math.prod(typical(sizes[a]) for a in i.axes) * i.dtype.size for i in trace.loads()
+    }
     stores = [math.prod(map(typical, r.anchor.value.shape)) * r.anchor.value.dtype.size for r in trace.nest.roots]
     return (sum(loads.values()) + sum(stores)) / device.dram_bandwidth

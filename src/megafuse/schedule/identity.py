@@ -42,7 +42,9 @@ def _lines(trace: Trace, strides: Strides, stored: Callable[[Root], bool], numbe
         places[inst] = at
         where = memory(inst.node) if inst.kind == "load" else ""
         args = [places[a] for a in inst.args]
-        yield f"{inst.kind} {inst.fn} {inst.dtype.value} {args} {inst.index!r} {inst.guards!r} {inst.value!r} {where}"
+        by_index = f" {inst.lookups!r} {inst.size!r}" if inst.lookups or inst.size else ""
+        index = f"{inst.index!r} {inst.guards!r}{by_index}"
+        yield f"{inst.kind} {inst.fn} {inst.dtype.value} {args} {index} {inst.value!r} {where}"
     for root in trace.nest.roots:
         fn = getattr(root.anchor.node.attrs, "fn", "")
         where = memory(root.anchor.node) if root.by_rows or stored(root) else ""

@@ -44,7 +44,7 @@ def _is_flat(trace: Trace, strides: Strides) -> bool:
         return False
     row = dict(axis_index(space.rows).terms)
     col = {a.name: space.num_rows for a in space.cols}
-    if len(col) != 1 or any(i.guards for i in trace.insts):
+    if len(col) != 1 or any(i.guards or i.lookups for i in trace.insts):
         return False
     places = [combine(i.index, strides(i.node)) for i in trace.loads() if i.axes]
     stored = [_target(r, strides) for r in trace.nest.roots]

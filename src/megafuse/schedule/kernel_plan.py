@@ -9,6 +9,7 @@ from megafuse.ir.graph import Node
 from megafuse.ir.index import Affine, Axis, Guard
 from megafuse.ir.nest import Root
 from megafuse.ir.trace import Trace
+from megafuse.ir.traffic import bytes_of
 from megafuse.schedule.types import ChainTile, DotTile, Tile, TileRules
 
 
@@ -61,7 +62,7 @@ class ChainPlan:
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """A kernel before buffers have names. ``key``, ``finishes``: see ``KernelSchedule``."""
+    """A kernel before buffers have names. ``key``, ``finishes``, ``apart``: see ``KernelSchedule``."""
 
     phases: tuple[PhasePlan, ...]
     num_warps: int
@@ -70,6 +71,7 @@ class KernelPlan:
     finishes: str = ""
     dot: DotPlan | None = None
     chain: ChainPlan | None = None
+    apart: bool = False
 
     @property
     def num_stages(self) -> int:
@@ -85,6 +87,11 @@ class KernelPlan:
         loads = (i.node for p in self.phases for i in p.trace.loads())
         operands = self.dot.operands if self.dot else ()
         return tuple(n for n in dict.fromkeys((*operands, *loads)) if n not in own)
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of what it reads, each value once and whole, but for tables that are read by index."""
+        return bytes_of(self.reads, [p.trace for p in self.phases])
 
     @property
     def writes(self) -> tuple[Node, ...]:

@@ -12,6 +12,7 @@ from megafuse.ir.views import is_dense, memory_of, strided_view
 from megafuse.schedule.choice import Known, nothing_known
 from megafuse.schedule.kernel_plan import ChainDotPlan, ChainPlan, DotPlan, KernelPlan
 from megafuse.schedule.kernels import KernelMaker
+from megafuse.schedule.launches import share_launches
 from megafuse.schedule.naming import Names
 from megafuse.schedule.order import Work, collect_work, is_given, order_work
 from megafuse.schedule.pools import with_pools
@@ -54,6 +55,8 @@ class _StepBuilder:
         kept = frozenset(memory_of(n, self.cover.materialised) for n in self.graph.outputs if n is not None)
         sizes = {n: n.type.nbytes for w in works for n in (*w.reads, *w.writes)}
         order = order_work(works, kept, sizes)
+        shared = share_launches(order, self.device)
+        order = order if len(shared) == len(order) else order_work(shared, kept, sizes)
         self._name_values(order)
         saved = self._saved(order)
         self._make_buffers(order, saved)
@@ -131,7 +134,7 @@ class _StepBuilder:
             for p in plan.phases
         )
         made = "_".join(self.names[n] for n in plan.writes[:2])
-        traffic = sum(n.type.nbytes for n in (*plan.reads, *plan.writes))
+        traffic = plan.read_bytes + sum(n.type.nbytes for n in plan.writes)
         name = f"k{number}_{made}"
         reads = tuple(self.names[n] for n in plan.reads)
         writes = tuple(self.names[n] for n in plan.writes)
@@ -147,6 +150,7 @@ class _StepBuilder:
             finishes=plan.finishes,
             dot=None if plan.dot is None else self._dot(plan.dot),
             chain=None if plan.chain is None else self._chain(plan.chain),
+            apart=plan.apart,
         )
 
     def _dot(self, plan: DotPlan) -> DotPart:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megafuse.core.device import DeviceSpec
 from megafuse.core.dtypes import DType
@@ -30,8 +30,11 @@ BASE_REGISTERS = 32  # addresses, masks, counters
 REGISTER_SLACK = 1.08  # what compilers take beyond the estimate
 WORKING_VALUES = 2.5  # fp32 tile values alive beside what was loaded
 PIPELINE_STAGES = 3
+PAIRED_STAGES = 4
+PAIRED_REGISTERS = 300  # by the estimate, which counts each working value twice: compilers need 0.85 of it
 PIPELINE_BYTES = 96 * 1024  # shared memory that the loads in flight of a row loop may take
 ROW_CONTIGUOUS_TILE = 32
+SECTOR = 32  # bytes that memory moves at least
 MIN_ROW_RUN = 8  # rows next to one another in memory that make a whole sector of fp32
 MIN_WARPS = 8  # on each SM, at least
 FULL_GRID = 128  # programs below which smaller tiles are worth it
@@ -81,10 +84,10 @@ def split_columns(n: int) -> tuple[int, ...]:
     return min(options, key=lambda p: (sum(p) / n + TAIL_PENALTY * (len(set(p)) - 1), len(p)))
 
 
-def row_contiguous(request: TileRequest) -> bool:
-    """True when most tile loads and stores run along a row axis in memory, not along the columns."""
+def row_runs(request: TileRequest) -> tuple[int, int]:
+    """How many tile loads and stores run along a row axis in memory, and how many along the columns."""
     space = request.trace.nest.space
-    votes = 0
+    runs = [0, 0]
     accesses = [
         (i.node, i.index) for i in request.trace.loads() if i.axes & space.col_names and i.axes & space.row_names
     ]
@@ -94,8 +97,9 @@ def row_contiguous(request: TileRequest) -> bool:
     for node, index in accesses:
         offset = combine(index, request.strides(node))
         unit = [name for name, stride in offset.terms if stride in (1, -1)]
-        votes += 0 if not unit else (1 if unit[0] in space.row_names else -1)
-    return votes > 0
+        if unit:
+            runs[unit[0] not in space.row_names] += 1
+    return runs[0], runs[1]
 
 
 def choose_tile(request: TileRequest, device: DeviceSpec) -> Tile:
@@ -106,9 +110,12 @@ def choose_tile(request: TileRequest, device: DeviceSpec) -> Tile:
     all_rows = math.prod(a.size for a in space.rows if a.name not in request.fixed)
     loop_rows: int = typical(all_rows)
     walked = by_rows or request.whole_loop or bool(request.fixed)
-    along_rows = row_contiguous(request)
+    by_row, by_col = row_runs(request)
+    along_rows = by_row > by_col
     if any(i.kind == "reduce" for i in trace.insts):
         shape = _whole_rows(trace, along_rows, walked, request.whole_loop, loop_rows)
+        if by_row and not along_rows and not request.whole_loop:
+            shape = _with_row_runs(trace, shape, walked)
     else:
         shape = _free_tile(space.num_cols, loop_rows, along_rows, request.whole_loop)
     rows = max(1, min(shape.rows, next_power_of_two(loop_rows)))
@@ -145,6 +152,8 @@ def choose_tile(request: TileRequest, device: DeviceSpec) -> Tile:
         if chunk >= unit:  # whole units: more programs than one wave, or many fewer, would cost more than they save
             chunk = ceil_div(chunk, unit) * unit if chunk >= 4 * unit else round(chunk / unit) * unit
     stages = stages if request.whole_loop or chunk > rows else 1
+    if stages > 1 and rows == 1 and not by_rows and hoist and _pairs(trace, request.fixed, elements, warps):
+        rows, chunk, stages = 2, chunk + chunk % 2, PAIRED_STAGES
     return Tile(rows, chunk, shape.pieces, shape.col_block, shape.col_grid, warps, stages, hoist, shape.why)
 
 
@@ -204,6 +213,19 @@ def _whole_rows(trace: Trace, along_rows: bool, looped: bool, whole_loop: bool, 
         return _Shape(1, pieces, 0, False, "single rows: loads that do not run along the columns take their layout")
     rows = power_of_two_below((BLOCK_TILE if whole_loop else MIN_TILE) // width)
     return _Shape(rows, pieces, 0, False, "whole rows in registers")
+
+
+def _with_row_runs(trace: Trace, shape: _Shape, walked: bool) -> _Shape:
+    """Tiles of as many rows as make a sector of memory, where a part of the accesses runs along the rows.
+
+    Single rows would move a sector for each element of these; Triton turns tiles of several rows in shared memory.
+    """
+    narrow = min((i.dtype.size for i in tile_loads(trace)), default=DType.F32.size)
+    rows, width = SECTOR // narrow, sum(shape.pieces)
+    most = 32 * MAX_WARPS * (_most_registers(MAX_WARPS) - BASE_REGISTERS) / _values(trace, (), walked)
+    if shape.rows >= rows or shape.col_block or rows * width > most:
+        return shape
+    return replace(shape, rows=rows, why="whole rows in registers, as many as make runs of memory")
 
 
 def _scattered(trace: Trace) -> bool:
@@ -270,6 +292,19 @@ def _stages(trace: Trace, fixed: Sequence[str], elements: int) -> int:
         return 1
     size = sum(i.dtype.size for i in tile_loads(trace)) * elements
     return PIPELINE_STAGES if size * PIPELINE_STAGES <= PIPELINE_BYTES else 1
+
+
+def _pairs(trace: Trace, fixed: Sequence[str], elements: int, warps: int) -> bool:
+    """Whether a pipelined loop without column sums takes two rows at a time: half as many exchanges between warps.
+
+    Only where a row has several reductions, and two rows fit with what the loop keeps and their pipeline.
+    """
+    reductions = sum(1 for i in trace.insts if i.kind == "reduce")
+    size = 2 * sum(i.dtype.size for i in tile_loads(trace)) * elements
+    kept = len(_small_loads(trace, fixed)[0])
+    registers = _registers(elements, 2 * _values(trace, fixed, True) - kept, warps)
+    fits = size * PAIRED_STAGES <= PIPELINE_BYTES and registers <= PAIRED_REGISTERS
+    return reductions > 1 and elements >= MIN_TILE and fits
 
 
 def _least_walk(trace: Trace, share: float = PARTIAL_SHARE) -> int:

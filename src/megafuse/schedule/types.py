@@ -115,7 +115,8 @@ class DotTile:
 class ChainTile:
     """Sizes of a chain: ``rows`` at a time, ``rows_per_chunk`` a program. ``why`` says how they were chosen.
 
-    ``held``: matrices are loaded once, before the walk over the rows; else once for each row tile.
+    ``held``: matrices are loaded once, before the walk over the rows; else once for each row tile. ``turned``: tiles
+    are blocks of columns by rows. ``early``: the rows of the next tile are loaded before the present one is worked on.
     """
 
     rows: int
@@ -123,6 +124,8 @@ class ChainTile:
     num_warps: int
     num_stages: int = 1
     held: bool = True
+    turned: bool = False
+    early: bool = False
     why: str = ""
 
 
@@ -282,6 +285,7 @@ class KernelSchedule:
 
     ``key`` names what it computes, whatever its tiles (``schedule.identity``); ``finishes`` is the key of the kernel
     whose partial sums it adds up, or empty. ``dot``: what it multiplies. ``chain``: the dots between its phases.
+    ``apart``: its phases are small kernels that share a launch, each with programs of its own.
     """
 
     name: str
@@ -296,6 +300,7 @@ class KernelSchedule:
     chain: ChainPart | None = None
     key: str = ""
     finishes: str = ""
+    apart: bool = False
 
     @property
     def args(self) -> tuple[str, ...]:

@@ -88,6 +88,7 @@ class GatedFFN(nn.Module):
 
 
 def _norm(dim: int) -> nn.Module:
+    """A layer norm alone, [B,D] -> [B,D]."""
     return nn.LayerNorm(dim)
 
 

@@ -14,14 +14,18 @@ import torch
 from torch import Tensor, nn
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-LAYOUTS = ("plain", "transposed", "sliced", "expanded", "mask")
+LAYOUTS = ("plain", "transposed", "sliced", "expanded", "mask", "index")
+NO_FLOATS = ("mask", "index")  # layouts of tensors that have no gradient
 NAME = re.compile(r"\b(?:self\.[wbm]\d+|[xv]\d+)\b")
 INDENT = " " * 8
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """A tensor that a module takes or owns: normal values times ``scale``, or for layout ``mask`` their signs."""
+    """A tensor that a module takes or owns: normal values times ``scale``.
+
+    Of layout ``mask`` their signs, of layout ``index`` integers below ``scale``.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -39,6 +43,8 @@ class Leaf:
             return f"{self._normal((*rows, 2 * last + 1))}[..., 1 : {2 * last} : 2]"
         if self.layout == "expanded":
             return f"{self._normal((1, *self.shape[1:]))}.expand{self.shape}"
+        if self.layout == "index":
+            return f"(normal({', '.join(map(str, self.shape))}) * 37).long() % {int(self.scale)}"
         return self._normal(self.shape) + (" > 0" if self.layout == "mask" else "")
 
     def _normal(self, shape: tuple[int, ...]) -> str:
@@ -157,4 +163,4 @@ def _state_line(leaf: Leaf) -> str:
 
 
 def _with_grad(leaf: Leaf) -> str:
-    return f"{leaf.text}.requires_grad_()" if leaf.requires_grad and leaf.layout != "mask" else leaf.text
+    return f"{leaf.text}.requires_grad_()" if leaf.requires_grad and leaf.layout not in NO_FLOATS else leaf.text

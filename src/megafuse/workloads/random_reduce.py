@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from megafuse.workloads.random_modules import NAME, Leaf, Line, ModuleProgram
+from megafuse.workloads.random_modules import NAME, NO_FLOATS, Leaf, Line, ModuleProgram
 
 Fails = Callable[[ModuleProgram], bool]
 
@@ -103,7 +103,8 @@ def _replaced(program: ModuleProgram, old: str, new: str) -> ModuleProgram:
 def _plainer(program: ModuleProgram) -> Iterator[ModuleProgram]:
     """Leaves that lie plainly in memory and have gradients; submodules without frozen or shared parameters."""
     for i, leaf in enumerate(program.leaves):
-        changes = [replace(leaf, layout="plain"), replace(leaf, scale=1.0)] if leaf.layout != "mask" else []
+        changes = [replace(leaf, layout="plain")] if leaf.layout not in NO_FLOATS else []
+        changes += [replace(leaf, scale=1.0)] if leaf.layout != "mask" else []
         changes += [replace(leaf, requires_grad=True)] if not leaf.name.startswith("self.b") else []
         for change in changes:
             yield replace(program, leaves=(*program.leaves[:i], change, *program.leaves[i + 1 :]))
@@ -130,7 +131,10 @@ def _resized(program: ModuleProgram, size: Callable[[int], int]) -> ModuleProgra
         parts = [re.sub(r"(?<![\w.])[1-9]\d*(?![\w.])", lambda m: str(size(int(m[0]))), p) for p in NAME.split(text)]
         return "".join(a + b for a, b in zip(parts, [*kept, ""], strict=True))
 
-    leaves = tuple(replace(leaf, shape=tuple(map(size, leaf.shape))) for leaf in program.leaves)
+    scales = (float(size(int(leaf.scale))) if leaf.layout == "index" else leaf.scale for leaf in program.leaves)
+    shapes = (tuple(map(size, leaf.shape)) for leaf in program.leaves)
+    made = zip(program.leaves, shapes, scales, strict=True)
+    leaves = tuple(replace(leaf, shape=shape, scale=scale) for leaf, shape, scale in made)
     children = tuple(replace(c, text=change(c.text)) for c in program.children)
     lines = tuple(Line(line.name, change(line.expression)) for line in program.lines)
     return replace(program, leaves=leaves, children=children, lines=lines)

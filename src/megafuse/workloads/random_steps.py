@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from megafuse.workloads.random_modules import ModuleProgram
 from megafuse.workloads.random_writer import MAX_ELEMENTS, SIZES, Draw, Writer
@@ -295,6 +295,28 @@ def ffn(w: Writer, x: str) -> str | None:
     return out and w.emit(f"{x} + {out}")
 
 
+def by_index(w: Writer, x: str) -> str | None:
+    """Elements at integers that are given: of the value along an axis, or rows of a table that go with it."""
+    shape = w.shape(x)
+    axis, count = w.draw.up_to(len(shape) - 1), w.draw.one_of(SIZES)
+    size, kind = shape[axis], w.draw.up_to(4)
+
+    def index(dims: Sequence[int], below: int) -> str:
+        return w.leaf(dims, w.draw.one_of("xb"), layout="index", scale=below)
+
+    if kind == 0:
+        return w.emit(f"{x} + F.embedding({index(shape[:-1] or (1,), count)}, {w.leaf((count, shape[-1]), 'w')})")
+    if kind == 1:
+        table = w.child(f"nn.Embedding({count}, {shape[-1]}{w.draw.one_of(['', ', padding_idx=0'])})")
+        return w.emit(f"{x} * {table}({index(shape[:-1] or (1,), count)})")
+    if kind == 2:
+        return w.emit_move(f"{x}.index_select({axis}, {index((count,), size)})")
+    if kind == 3:
+        from_the_end = w.draw.one_of(["", f" - {size}"])
+        return w.emit_move(f"{x}[{':, ' * axis}{index((2, count) if count < 4 else (count,), size)}{from_the_end}]")
+    return w.emit_move(f"{x}.gather({axis}, {index((*shape[:axis], count, *shape[axis + 1 :]), size)})")
+
+
 def left_as_is(w: Writer, x: str) -> str | None:
     """An op that no generated kernel computes."""
     return w.emit(f"torch.cumsum({x}, {_axis(w, x)}) * 0.2")
@@ -302,7 +324,7 @@ def left_as_is(w: Writer, x: str) -> str | None:
 
 STEPS: tuple[Step, ...] = (
     pointwise, binary, norm, move, dot, residual, reduction, gate, mix, join, ffn, attend, masked, widen,
-    pointwise, binary, norm, move, dot, residual, binary, norm, move, mix, left_as_is, reused, reused,
+    pointwise, binary, norm, move, dot, residual, binary, norm, move, mix, left_as_is, reused, reused, by_index,
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from megafuse.workloads.random_modules import DTYPES, NAME, Child, Leaf, Line, ModuleProgram
+from megafuse.workloads.random_modules import DTYPES, NAME, NO_FLOATS, Child, Leaf, Line, ModuleProgram
 
 T = TypeVar("T")
 MAX_ELEMENTS = 4096
@@ -75,7 +75,7 @@ class Writer:
         layout = layout or self.draw.one_of(usual)
         if len(shape) < 2 and layout in ("transposed", "expanded"):
             layout = "plain"
-        gradient = kind != "b" and layout != "mask" and not self.draw.maybe(7)
+        gradient = kind != "b" and layout not in NO_FLOATS and not self.draw.maybe(7)
         name = f"{kind}{len(self.leaves)}" if kind == "x" else f"self.{kind}{len(self.leaves)}"
         made = Leaf(name, tuple(shape), layout, round(scale, 3), gradient)
         self.leaves.append(made)

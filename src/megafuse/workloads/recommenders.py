@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from megafuse.workloads.types import InputMaker, Workload, normal, register, size_table
+from megafuse.workloads.types import InputMaker, Sizes, Workload, normal, register, size_table
 
 
 class CrossNetV2(nn.Module):
@@ -123,6 +123,38 @@ class DotInteraction(nn.Module):
         return torch.sigmoid(self.top(torch.cat((v, flat), dim=1))).flatten()
 
 
+class CategoricalTower(nn.Module):
+    """Ranking from tables: dense [B,D], categories [B,F] and clicked items [B,C], both integers -> logit [B].
+
+    h = LN([dense; E_1(c_1); ...; E_F(c_F); sum_k I(item_k) w_k]), w = softmax(P) over the C positions; W2 gelu(W1 h).
+    """
+
+    def __init__(self, dim: int, fields: int, clicks: int, vocabulary: int, embed: int, hidden: int) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(vocabulary + i, embed) for i in range(fields))
+        self.items = nn.Embedding(vocabulary, embed, padding_idx=0)
+        self.position = nn.Parameter(torch.randn(clicks))
+        width = dim + (fields + 1) * embed
+        self.norm = nn.LayerNorm(width)
+        self.net = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, 1))
+
+    def forward(self, dense: Tensor, categories: Tensor, clicked: Tensor) -> Tensor:
+        found = [table(categories[:, i]) for i, table in enumerate(self.tables)]
+        bag = (self.items(clicked) * self.position.softmax(0)[:, None]).sum(1)
+        return self.net(self.norm(torch.cat([dense, *found, bag], dim=1))).squeeze(-1)
+
+
+def dense_and_ids(
+    sizes: Sizes, *, dtype: torch.dtype, device: torch.device, seed: int, requires_grad: bool
+) -> tuple[Tensor, ...]:
+    """Dense features [B,D], categories [B,F] and clicked items [B,C] below the size of the vocabulary."""
+    (dense,) = ROWS(sizes, dtype=dtype, device=device, seed=seed, requires_grad=requires_grad)
+    numbers = torch.Generator(device).manual_seed(seed + 1)
+    shapes = [(sizes["batch"], sizes[name]) for name in ("fields", "clicks")]
+    ids = (torch.randint(sizes["vocabulary"], shape, generator=numbers, device=device) for shape in shapes)
+    return dense, *ids
+
+
 class HighwayLayers(nn.Module):
     """Highway network, [B,D] -> [B,D]: g * relu(Wh x + bh) + (1 - g) * x, g = sigmoid(Wg x + bg); one joint matrix."""
 
@@ -180,6 +212,17 @@ _add(
     dim=(13, 7, 13),
     fields=(5, 4, 26),
     embed=(16, 9, 128),
+    hidden=(32, 21, 512),
+)
+_add(
+    "categorical_tower",
+    CategoricalTower,
+    dense_and_ids,
+    dim=(12, 7, 64),
+    fields=(3, 2, 8),
+    clicks=(4, 3, 20),
+    vocabulary=(13, 11, 100000),
+    embed=(16, 9, 64),
     hidden=(32, 21, 512),
 )
 _add("highway", HighwayLayers, layers=(2, 3, 3))

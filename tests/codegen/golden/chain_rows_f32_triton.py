@@ -30,20 +30,19 @@ def chain_rows_f32(
     w2 = tl.load(w2_ptr + offs_16[:, None] * 9 + offs_16[None, :], mask=offs_16[None, :] < 9, other=0.0)
     # src[mlp.py:7]: h = relu(x @ w1.T + b1)
     b1_v1 = tl.load(b1_ptr + col_v2)
-    for first_row in range(0, 2, 1):
+    for first_row in range(0, min(2, 5 - chunk * 2), 1):
         row = chunk * 2 + first_row
-        row_mask = row < 5
-        x_v1 = tl.load(x_ptr + row * 12 + col, mask=row_mask & col_mask, other=0.0)
+        x_v1 = tl.load(x_ptr + row * 12 + col, mask=col_mask, other=0.0)
         acc0 = tl.sum(x_v1[:, None] * w1.T, 0)
         # src[mlp.py:7]: h = relu(x @ w1.T + b1)
         z = acc0 + b1_v1
         z0 = z
         h = tl.maximum(z0, 0.0, propagate_nan=tl.PropagateNan.ALL)
         h0 = h
-        acc_db += tl.where(row_mask, h, 0.0)
-        sums0 += tl.where(row_mask, x_v1, 0.0)[:, None] * tl.where(row_mask, h0, 0.0)[None, :]
+        acc_db += h
+        sums0 += x_v1[:, None] * h0[None, :]
         acc1 = tl.sum(h0[:, None] * w2, 0)
-        tl.store(y_ptr + row * 9 + col_v3, acc1, mask=row_mask & col_mask_v3)
+        tl.store(y_ptr + row * 9 + col_v3, acc1, mask=col_mask_v3)
     acc_db_total = acc_db
     tl.store(db_ptr + chunk * 16 + col_v2, acc_db_total)
     tl.store(dw_ptr + chunk * 192 + offs_16[:, None] * 16 + offs_16[None, :], sums0, mask=offs_16[:, None] < 12)

@@ -50,11 +50,20 @@ def _kernel_text(program: TileProgram) -> str:
         writer.line(f"    {dim.name},  # a size from {dim.least} on")
     with writer.block("):"):
         writer.docstring(program.doc)
-        if len(program.phases) == 1 and not _has_col_reduce(program.phases[0]):
-            _merged(writer, program, namer, buffers)
-        else:
-            _programs(writer, program, namer, buffers)
+        for part in program.parts:
+            if program.apart:
+                writer.blank()
+                writer.comment(part.phases[0].title)
+            _part(writer, part, namer.copy(), buffers)
     return writer.text
+
+
+def _part(writer: Writer, program: TileProgram, namer: Namer, buffers: dict[str, str]) -> None:
+    """Every program of a kernel, or of a phase that stands apart."""
+    if len(program.phases) == 1 and not _has_col_reduce(program.phases[0]):
+        _merged(writer, program, namer, buffers)
+    else:
+        _programs(writer, program, namer, buffers)
 
 
 def _has_col_reduce(phase: Phase) -> bool:

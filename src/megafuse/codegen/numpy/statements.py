@@ -25,6 +25,7 @@ from megafuse.codegen.program import (
     RowReduce,
     Statement,
     Store,
+    Within,
 )
 from megafuse.codegen.walk import axis_sizes, has_cols
 from megafuse.codegen.writer import Writer
@@ -151,11 +152,24 @@ def _load(body: Body, node: Load) -> None:
     offsets, inside = body.index(node.index), body.inside(node.guards)
     rows, cols = body.spans([node.index, *(guard.index for guard in node.guards)])
     buffer = body.buffers[node.buffer]
+    if node.lookups:
+        found = [body.values[lookup.row] for lookup in node.lookups]
+        rows, cols = rows or any(v.rows for v in found), cols or any(v.cols for v in found)
+        steps = [_step(row, lookup.stride) for row, lookup in zip(found, node.lookups, strict=True)]
+        offsets = " + ".join([*steps, *([offsets] if offsets != "0" else [])]).replace("+ -", "- ")
+        tests = dict.fromkeys(body.values[lookup.within].name for lookup in node.lookups)
+        inside = " & ".join([*([f"({inside})"] if inside else []), *tests])
     name = body.define(node.dst, node.dtype, rows, cols)
     if inside:
         body.writer.call(f"{name} = _load(", [buffer, offsets, inside, number(node.other, node.dtype)])
     else:
         body.writer.assign(name, f"{buffer}[{offsets}]")
+
+
+def _step(row: Value, stride: int) -> str:
+    """What an integer that was read adds to an offset."""
+    name = row.name if row.dtype is DType.I64 else f"{row.name}.astype(np.int64)"
+    return name if stride == 1 else f"{name} * {stride!r}"
 
 
 def _index(body: Body, node: Index) -> None:
@@ -169,6 +183,13 @@ def _inside(body: Body, node: Inside) -> None:
     text = body.inside(node.guards) or "np.True_"
     name = body.define(node.dst, DType.BOOL, rows and text != "np.True_", cols and text != "np.True_")
     body.writer.assign(name, text)
+
+
+def _within(body: Body, node: Within) -> None:
+    src = _operand(body, node.src, node.src_dtype, bare=False)
+    known = body.values.get(str(node.src))
+    name = body.define(node.dst, DType.BOOL, known is not None and known.rows, known is not None and known.cols)
+    body.writer.assign(name, f"({src} >= 0) & ({src} < {node.size!r})")
 
 
 def _operand(body: Body, arg: Operand, dtype: DType, bare: bool) -> str:
@@ -248,6 +269,7 @@ _WRITERS: dict[type, Callable[[Body, Any], None]] = {
     Load: _load,
     Index: _index,
     Inside: _inside,
+    Within: _within,
     Compute: _compute,
     Convert: _convert,
     RowReduce: _row_reduce,

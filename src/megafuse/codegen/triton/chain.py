@@ -6,13 +6,13 @@ the transpose reads the same block turned.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from megafuse.codegen.artifact import KernelSource
 from megafuse.codegen.chain_program import ChainProgram, Product, RowSums
 from megafuse.codegen.dot_program import Matrices
 from megafuse.codegen.names import Namer, identifier
-from megafuse.codegen.program import ColReduce, Level, Pass, Phase
+from megafuse.codegen.program import ColReduce, Level, Load, Pass, Phase
 from megafuse.codegen.source import kernel_source
 from megafuse.codegen.triton.frame import ZERO, Definition, Frame, RunNames, buffer_name, grid_names, join_sum
 from megafuse.codegen.triton.helpers import imports_of, used_helpers
@@ -25,6 +25,7 @@ from megafuse.codegen.triton.values import HALVES, Value, convert
 from megafuse.codegen.walk import Noted, has_cols, noted, reads, result_level, statements
 from megafuse.codegen.writer import Writer
 from megafuse.core.dtypes import DType
+from megafuse.core.sizes import divides
 from megafuse.ir.chain import block
 
 AHEAD = 128  # registers of a thread for matrices that wait for their product, half of it beside sums over rows
@@ -53,8 +54,8 @@ def _read_by_others(program: ChainProgram, phase: Phase) -> set[str]:
     return found
 
 
-class _Rows(Namer):
-    """Names of one frame among several that walk the same rows: they share the variables of the row."""
+class _Shared(Namer):
+    """Names of one frame among several, which share the variables of the row where they walk the same rows."""
 
     def __init__(self, inner: Namer, shared: dict[str, str]) -> None:
         self.inner, self.shared = inner, shared
@@ -64,15 +65,6 @@ class _Rows(Namer):
         if wish in self.shared:
             return (self.shared[wish],)
         return self.inner.claim(wish, pieces)
-
-
-@dataclass(frozen=True)
-class _Held:
-    """A matrix as a block: its variable, turned where the product wants the transpose, and the line that loads it."""
-
-    text: str
-    name: str
-    line: list[str]
 
 
 class _Printer:
@@ -85,16 +77,18 @@ class _Printer:
             self.namer.one(buffer_name(param.name))
         self.grid = grid_names(program.shell, self.namer)
         self.zero, self.first = self.namer.one("zero"), self.namer.one("first_row")
-        shared = {n: self.namer.one(n) for n in ("row", "row_mask")} | {"first_row": self.first}
-        self.rows = _Rows(self.namer, shared)
         fast = any(param.dtype in HALVES for param in program.params)
         self.bodies: dict[_Key, Body] = {}
         values: dict[str, Value] = {}
+        self.early: dict[_Key, Body] = {}  # for the rows of the next tile, which may be beyond the last
+        shared = {n: self.namer.one(n) for n in ("row", "row_mask")} | {"first_row": self.first}
+        ahead = shared | {n: self.namer.one(f"next_{n}") for n in ("row", "row_mask")}
         for key, phase in self._spaces().items():
-            fixed = RunNames((), (self.grid.fixed,), (), self.namer)
-            frame = Frame(program.shell, phase, fixed, self.grid, self.zero, self.rows)
-            body = self.bodies[key] = Body(Writer(), frame, self.namer, fast, pairs=True)
-            body.values = values
+            frame = self._frame(phase, shared, not divides(phase.row_tile, phase.loop_size))
+            cols = {"col": frame.cols[0], "col_mask": frame.col_masks[0]}
+            for bodies, one in ((self.bodies, frame), (self.early, self._frame(phase, ahead | cols, True))):
+                bodies[key] = Body(Writer(), one, self.namer, fast, pairs=True)
+                bodies[key].values = values
         self.values, self.frame = values, next(iter(self.bodies.values())).frame
         self.matrices: dict[_Key, str] = {}
         self.edges: dict[int, str] = {}
@@ -120,10 +114,16 @@ class _Printer:
         text = f"Rows times matrices: {', '.join(widths)}. " * bool(widths)
         text += f"Sums over all rows: {', '.join(sums)}. " * bool(sums)
         walk = f" ({first.rows_per_chunk} a program)" * (first.rows_per_chunk != first.row_tile)
-        text += f"{p.chunks} programs; tiles of {first.row_tile} of {first.loop_size} rows{walk}; "
+        turned = ", columns first" * p.turned
+        text += f"{p.chunks} programs; tiles of {first.row_tile} of {first.loop_size} rows{walk}{turned}; "
         return f"{text}num_warps={p.num_warps}, num_stages={p.num_stages}."
 
     # --- frames -----------------------------------------------------------------------------------------------------
+
+    def _frame(self, phase: Phase, shared: dict[str, str], ragged: bool) -> Frame:
+        p, fixed = self.program, RunNames((), (self.grid.fixed,), (), self.namer)
+        namer = _Shared(self.namer, shared)
+        return Frame(p.shell, phase, fixed, self.grid, self.zero, namer, turned=p.turned, ragged=ragged)
 
     def _spaces(self) -> dict[_Key, Phase]:
         """For each space of rows and columns one phase with the statements of all that walk it."""
@@ -159,24 +159,37 @@ class _Printer:
                 self._phase(stage, before, inside)
         self._finish(after)
         texts = before.text + inside.text + after.text
-        columns = [d for b in self.bodies.values() for d in b.frame.col_definitions("")]
+        both = (*self.bodies.values(), *self.early.values())
+        columns = list(dict.fromkeys(d for b in both for d in b.frame.col_definitions("")))
         columns += [Definition(name, f"tl.arange(0, {width})") for width, name in self.edges.items()]
-        rows = [d for b in self.bodies.values() for d in b.frame.row_definitions(self.first * self.frame.looped)]
-        rows = list(dict.fromkeys(rows))
-        define_used(writer, [*self.grid.definitions, Definition(self.zero, ZERO), *columns], texts + str(rows))
+        rows = self._rows(self.bodies, self.first * self.frame.looped)
+        start, following = self._rows(self.early, ""), self._rows(self.early, f"{self.first} + {self.program.row_tile}")
+        head = f"for {self.first} in {self._range()}:"
+        texts += head + str(rows) + str(following)
+        define_used(writer, [*self.grid.definitions, Definition(self.zero, ZERO), *columns], texts)
+        define_used(writer, start, before.text)
         writer.add(before)
         if not self.frame.looped:
             define_used(writer, rows, inside.text)
             writer.add(inside)
         else:
-            with writer.block(f"for {self.first} in {self._range()}:"):
-                define_used(writer, rows, inside.text)
+            with writer.block(head):
+                define_used(writer, rows + following, inside.text)
                 writer.add(inside)
         writer.add(after)
 
+    @staticmethod
+    def _rows(bodies: dict[_Key, Body], first: str) -> list[Definition]:
+        """The row indices of the tile that starts at row ``first`` of the chunk."""
+        return list(dict.fromkeys(d for b in bodies.values() for d in b.frame.row_definitions(first)))
+
     def _range(self) -> str:
-        step = f"0, {self.frame.chunk_rows}, {self.program.row_tile}"
-        stages = self.program.num_stages
+        """The walk; where tiles divide the rows it ends at the last, and no tile needs a mask."""
+        frame, phase = self.frame, self.frame.phase
+        end = str(frame.chunk_rows)
+        if not frame.ragged and frame.chunks * frame.chunk_rows > phase.loop_size:
+            end = f"min({end}, {phase.loop_size} - {frame.chunk} * {end})"
+        step, stages = f"0, {end}, {self.program.row_tile}", self.program.num_stages
         return f"tl.range({step}, num_stages={stages})" if stages > 1 else f"range({step})"
 
     def _start(self, before: Writer) -> None:
@@ -200,7 +213,26 @@ class _Printer:
         body.writer = before
         write_group(body, once, {})
         body.writer = inside
+        early = self.program.early and self.frame.looped
+        for item in items:
+            load = item.statement
+            if early and item not in once and isinstance(load, Load) and not load.lookups:  # these wait for integers
+                self._load_early(load, self._key(phase), before, inside)
+                once.append(item)
         write_group(body, [item for item in items if item not in once], self.running)
+
+    def _load_early(self, load: Load, key: _Key, before: Writer, inside: Writer) -> None:
+        """Load the first tile before the walk, and in it the next one."""
+        ahead, body = replace(load, dst=f"{load.dst}_ahead"), self.early[key]
+        for body.writer in (before, inside):
+            if body.writer is inside:
+                for name, loaded in zip(
+                    self.bodies[key].define(load.dst, load.level, load.dtype).names,
+                    self.values[ahead.dst].names,
+                    strict=True,
+                ):
+                    inside.assign(name, loaded)
+            body.write(ahead)
 
     def _finish(self, after: Writer) -> None:
         """Store the sums over the rows."""
@@ -232,11 +264,12 @@ class _Printer:
                 f"tl.sum({convert(a, stage.dtype, DType.F32)}[:, None] * {convert(matrix, stage.dtype, DType.F32)}, 0)"
             )
         else:
-            text = f"tl.dot({a}, {matrix}{self._precision(stage.dtype)})"
+            pair = f"{_flipped(matrix)}, {a}" if self.program.turned else f"{a}, {matrix}"
+            text = f"tl.dot({pair}{self._precision(stage.dtype)})"
             text = f"_apart({text})" if stage.dtype is DType.F32 else text
         level = Level.TILE if stage.cols > 1 else Level.ROW
         if level is Level.ROW:
-            text = f"tl.sum({text})" if flat else f"tl.sum({text}, 1, keep_dims=True)"
+            text = f"tl.sum({text})" if flat else f"tl.sum({text}, {self.frame.col_axis}, keep_dims=True)"
         name = self.namer.one(stage.dst)
         self.values[stage.dst] = Value((name,), level, DType.F32)
         inside.assign(name, text)
@@ -246,15 +279,15 @@ class _Printer:
 
     def _operand(self, name: str, width: int, dtype: DType, cleared: bool = True) -> str:
         """A row value as an operand: all columns of its block, those beyond its width 0 (if ``cleared``)."""
-        value, size, flat = self.values[name], block(width), self.frame.flat
+        value, size = self.values[name], block(width)
         text = convert(value.names[0], value.dtype, dtype)
         if not has_cols(value.level):
-            text = f"tl.broadcast_to({text}, {[size] if flat else [self.program.row_tile, size]})"
+            text = f"tl.broadcast_to({text}, {self.frame.block(self.program.row_tile, size)})"
         elif value.pad == 0.0:
             return text
         if width == size or not cleared:
             return text
-        edge = f"{self._edge(size)}{'' if flat else '[None, :]'}"
+        edge = f"{self._edge(size)}{self.frame.along(self.frame.col_axis)}"
         return f"tl.where({edge} < {width}, {text}, 0.0)"
 
     def _edge(self, size: int) -> str:
@@ -303,7 +336,8 @@ class _Printer:
             inside.line(f"{name} += {product}" if started else f"{name} = {product}")
             return
         acc = f", {name}" * started
-        inside.assign(name, f"tl.dot(tl.trans({left}), {right}{acc}{self._precision(stage.dtype)})")
+        pair = f"{left}, tl.trans({right})" if self.program.turned else f"tl.trans({left}), {right}"
+        inside.assign(name, f"tl.dot({pair}{acc}{self._precision(stage.dtype)})")
 
     def _summed(self, name: str, stage: RowSums, width: int) -> str:
         """A row value as an operand of a sum over rows: rows beyond the last are 0; columns beyond are not stored."""
@@ -316,6 +350,11 @@ class _Printer:
         pointer, mask = self._block(target, (stage.rows, stage.cols), (steps[0], steps[1]), start)
         value = convert(self.sums[stage.acc], DType.F32, self.program.param(target.buffer).dtype)
         after.call("tl.store(", [pointer, value, *([f"mask={mask}"] if mask else [])])
+
+
+def _flipped(matrix: str) -> str:
+    """The other way round."""
+    return matrix[:-2] if matrix.endswith(".T") else f"{matrix}.T"
 
 
 def _rowless(item: Noted) -> bool:

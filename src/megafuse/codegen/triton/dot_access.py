@@ -122,7 +122,8 @@ class Accesses:
         phase, strides = self.phase, self._strides(node.index)
         dtype = self.program.param(node.buffer).dtype
         literal = isinstance(node, Store) and not isinstance(node.src, str)
-        if node.level is not Level.TILE or node.guards or strides is None or literal or dtype is DType.BOOL:
+        by_index = isinstance(node, Load) and node.lookups
+        if by_index or node.level is not Level.TILE or node.guards or strides is None or literal or dtype is DType.BOOL:
             return False
         shape, blocks = (phase.loop_size, phase.num_cols), (phase.row_tile, phase.pieces[0])
         matrices = Matrices(node.buffer, strides, node.index.const)

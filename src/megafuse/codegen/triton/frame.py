@@ -113,19 +113,23 @@ class GridNames:
     definitions: tuple[Definition, ...]
 
 
-def grid_names(program: TileProgram, namer: Namer) -> GridNames:
-    """How the program ids are used. Those that make indices of 2**31 and more are 64-bit numbers."""
+def grid_names(program: TileProgram, namer: Namer, own: str = "") -> GridNames:
+    """How the program ids are used. Those that make indices of 2**31 and more are 64-bit numbers.
+
+    ``own``: what numbers the programs, column blocks included, where program id 0 does not.
+    """
     first = program.phases[0]
     rows = ".to(tl.int64)" * any(huge(phase.loop_size) for phase in program.phases)
     cols = ".to(tl.int64)" * any(huge(phase.num_cols) for phase in program.phases)
     pid, chunk = namer.one("pid"), namer.one("chunk")
     real = [axis.name for axis in first.fixed if axis.size != 1]
     fixed = namer.one(real[0] if len(real) == 1 else "fixed")
-    chunks, source, column = first.num_chunks, f"tl.program_id(0){rows}", f"tl.program_id(1){cols}"
-    if program.one_grid_axis:
-        source, column = f"tl.program_id(0) // {first.col_blocks}", f"(tl.program_id(0) % {first.col_blocks}){cols}"
+    whole = own if own.isidentifier() else f"({own})" if own else "tl.program_id(0)"
+    source, column = f"{whole}{rows}" if rows else own or whole, f"tl.program_id(1){cols}"
+    if program.one_grid_axis or (own and first.col_grid):
+        source, column = f"{whole} // {first.col_blocks}", f"({whole} % {first.col_blocks}){cols}"
         source = f"({source}){rows}" if rows else source
-    if chunks == 1:
+    if (chunks := first.num_chunks) == 1:
         return GridNames(fixed, chunk, column, (Definition(fixed, source),))
     if not real:
         return GridNames(fixed, chunk, column, (Definition(chunk, source),))
@@ -136,22 +140,34 @@ def grid_names(program: TileProgram, namer: Namer) -> GridNames:
 class Frame:
     """Everything that turns an ``Affine`` of a phase into text.
 
-    Tiles are blocks ``[rows, columns]``. Those of a single row are ``flat``: blocks ``[columns]``, whose row values are
-    scalars. Triton then gives all loads of a row one layout, where it would exchange ``[1, columns]`` between threads.
+    Tiles are blocks ``[rows, columns]``, or ``[columns, rows]`` where they are ``turned``. Those of a single row are
+    ``flat``: blocks ``[columns]``, whose row values are scalars. Triton then gives all loads of a row one layout, where
+    it would exchange ``[1, columns]`` between threads.
     """
 
     def __init__(
-        self, program: TileProgram, phase: Phase, fixed: RunNames, grid: GridNames, zero: str, namer: Namer
+        self,
+        program: TileProgram,
+        phase: Phase,
+        fixed: RunNames,
+        grid: GridNames,
+        zero: str,
+        namer: Namer,
+        turned: bool = False,
+        ragged: bool | None = None,
     ) -> None:
+        """``turned``: tiles are columns by rows. ``ragged``: their rows may be beyond the last; None: as walked."""
         self.phase, self.fixed, self.chunk, self.col_program = phase, fixed, grid.chunk, grid.column
         self.chunks = program.phases[0].num_chunks
         self.chunk_rows = phase.rows_per_chunk if self.chunks != 1 else phase.loop_size
         self.params = {param.name: param for param in program.params}
         self.pieces = pieces_of(phase)
         self.flat = phase.row_tile == 1
+        self.row_axis, self.col_axis = (1, 0) if turned else (0, 1)
         self.sizes = axis_sizes(phase)
         whole_tiles = divides(phase.row_tile, self.chunk_rows)
-        self.ragged = not whole_tiles or self.chunks * self.chunk_rows != phase.loop_size
+        beyond = not whole_tiles or self.chunks * self.chunk_rows != phase.loop_size
+        self.ragged = beyond if ragged is None else ragged
         self.looped = may_exceed(self.chunk_rows, phase.row_tile)
         self.row, self.row_mask = namer.one("row"), namer.one("row_mask")
         self.first_row, self.first_col = namer.one("first_row"), namer.one("first_col")
@@ -165,7 +181,7 @@ class Frame:
         """The row index of a tile that starts at row ``first`` of the chunk, its mask and its axes."""
         phase, rows = self.phase, self.chunk_rows
         start = [f"{self.chunk} * {rows}" if rows > 1 else self.chunk] if self.chunks != 1 else []
-        own_rows = [] if self.flat else [f"tl.arange(0, {phase.row_tile})[:, None]"]
+        own_rows = [] if self.flat else [f"tl.arange(0, {phase.row_tile}){self.along(self.row_axis)}"]
         index = join_sum([*start, *([first] if first else []), *own_rows]) or "0"
         own = [Definition(self.row, index), Definition(self.row_mask, f"{self.row} < {phase.loop_size!r}")]
         return own + self.row_runs.definitions()
@@ -175,20 +191,28 @@ class Frame:
         found = []
         for at, piece in enumerate(self.pieces):
             start = [first] if first else [str(piece.start)] if piece.start else []
-            index = join_sum([*start, f"tl.arange(0, {piece.width}){'' if self.flat else '[None, :]'}"])
+            index = join_sum([*start, f"tl.arange(0, {piece.width}){self.along(self.col_axis)}"])
             found.append(Definition(self.cols[at], index))
             found.append(Definition(self.col_masks[at], f"{self.cols[at]} < {self.phase.num_cols!r}"))
             found += self.col_runs.definitions(at)
         return found
 
+    def along(self, axis: int) -> str:
+        """What makes a vector vary along ``axis`` of a tile."""
+        return "" if self.flat else ("[:, None]", "[None, :]")[axis]
+
+    def block(self, rows: int, cols: int) -> str:
+        """The shape of a tile of ``rows`` by ``cols``."""
+        if self.flat:
+            return f"[{cols}]"
+        return f"[{cols}, {rows}]" if self.row_axis else f"[{rows}, {cols}]"
+
     def shape(self, level: Level, piece: int) -> str:
         """The block shape of a value of ``level`` in column piece ``piece``."""
         if level is Level.SCALAR or (self.flat and level is Level.ROW):
             return "()"
-        if self.flat:
-            return f"[{self.pieces[piece].width}]"
         rows = self.phase.row_tile if has_rows(level) else 1
-        return f"[{rows}, {self.pieces[piece].width if has_cols(level) else 1}]"
+        return self.block(rows, self.pieces[piece].width if self.flat or has_cols(level) else 1)
 
     def terms(self, affine: Affine, piece: int, wide: bool = False) -> list[str]:
         """The summands of ``affine``, the slowest-varying first; constants come last."""

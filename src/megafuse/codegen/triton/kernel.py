@@ -51,8 +51,7 @@ def _kernel_text(program: TileProgram) -> str:
 
 
 def _body(writer: Writer, program: TileProgram) -> None:
-    """Program-id variables, then the phases with barriers between them."""
-    _check(program)
+    """The phases with barriers between them or, where they stand apart, each for the programs that are its own."""
     namer = Namer()
     for dim in program.dims:
         namer.one(dim.name)
@@ -60,7 +59,37 @@ def _body(writer: Writer, program: TileProgram) -> None:
             writer.line(f"{dim.name} = {dim.name}.to(tl.int64)")
     for param in program.params:
         namer.one(buffer_name(param.name))
-    grid = grid_names(program, namer)
+    if not program.apart:
+        _phases(writer, program, namer)
+        return
+    pid = namer.one("pid")
+    writer.assign(pid, "tl.program_id(0)")
+    first = 0
+    for part in program.parts:
+        (phase,) = part.phases
+        beyond = first + phase.programs * phase.col_blocks
+        writer.blank()
+        writer.comment(f"{_numbers(first, beyond)}: {phase.title}")
+        with writer.block(f"if {_among(pid, first, beyond)}:"):
+            _phases(writer, part, namer.copy(), f"{pid} - {first}" if first else pid)
+        first = beyond
+
+
+def _numbers(first: int, beyond: int) -> str:
+    return f"Program {first}" if beyond == first + 1 else f"Programs {first} to {beyond - 1}"
+
+
+def _among(pid: str, first: int, beyond: int) -> str:
+    """The test for the programs from ``first`` to before ``beyond``."""
+    if beyond == first + 1:
+        return f"{pid} == {first}"
+    return f"({pid} >= {first}) & ({pid} < {beyond})" if first else f"{pid} < {beyond}"
+
+
+def _phases(writer: Writer, program: TileProgram, namer: Namer, own: str = "") -> None:
+    """Program-id variables, then the phases with barriers between them. ``own``: see ``grid_names``."""
+    _check(program)
+    grid = grid_names(program, namer, own)
     uses = [index for phase in program.phases for node in statements(phase) for index in affines(node)]
     fixed = RunNames(program.phases[0].fixed, (grid.fixed,), uses, namer)
     zero = namer.one("zero")
@@ -104,13 +133,17 @@ def layout_text(param: Param) -> str:
 
 def _config(program: TileProgram) -> str:
     """One sentence about the launch and the tiles."""
+    grid = " x ".join(map(repr, program.grid))
+    launch = f"num_warps={program.num_warps}, num_stages={program.num_stages}."
+    if program.apart:
+        tiles = "; ".join(dict.fromkeys(map(_tile, program.phases)))
+        return f"Grid {grid}, in {len(program.phases)} parts; tiles {tiles}; {launch}"
     first = program.phases[0]
     names = [f"{axis.name}={axis.size!r}" for axis in first.fixed]
     names += [f"chunks={first.num_chunks!r}"] * (first.num_chunks != 1)
     cut = f" ({', '.join(names)})" if names else ""
     tiles = "; then ".join(_tile(phase) for phase in program.phases)
-    grid = " x ".join(map(repr, program.grid))
-    return f"Grid {grid}{cut}; tile {tiles}; num_warps={program.num_warps}, num_stages={program.num_stages}."
+    return f"Grid {grid}{cut}; tile {tiles}; {launch}"
 
 
 def _tile(phase: Phase) -> str:

@@ -92,7 +92,8 @@ def _joint_reduce(body: Body, nodes: list[RowReduce]) -> None:
             targets = names
         else:
             targets = [body.namer.one(f"{name}_part" if short else "part") for name in names]
-        args = [f"({', '.join(operands)})", "0" if body.frame.flat else "1", f"_sum{len(nodes)}"]
+        axis = 0 if body.frame.flat else body.frame.col_axis
+        args = [f"({', '.join(operands)})", str(axis), f"_sum{len(nodes)}"]
         args += [] if body.frame.flat else ["keep_dims=True"]
         body.writer.call(f"{', '.join(targets)} = tl.reduce(", args)
         totals.append(targets)
@@ -127,7 +128,7 @@ def _single_reduce(body: Body, node: RowReduce, texts: list[str]) -> None:
 
 def _column_axis(frame: Frame, node: RowReduce) -> int | None:
     """The axis of a tile that a reduction over columns takes, or None: the whole tile."""
-    return 1 if result_level(node) is Level.ROW and not frame.flat else None
+    return frame.col_axis if result_level(node) is Level.ROW and not frame.flat else None
 
 
 def _constant_reduce(body: Body, node: RowReduce, level: Level) -> None:
@@ -148,7 +149,7 @@ def _constant_reduce(body: Body, node: RowReduce, level: Level) -> None:
 class Running:
     """A reduction whose partial results live in tiles across the iterations of a loop.
 
-    Over columns (``RowReduce``) the tiles are summed up along axis 1 when the loop is done, over rows along axis 0.
+    Over columns (``RowReduce``) the tiles are summed up along these when the loop is done, over rows along those.
     """
 
     def __init__(self, body: Body, node: RowReduce | ColReduce) -> None:
@@ -215,7 +216,7 @@ def finish_columns(body: Body, node: ColReduce, tiles: tuple[str, ...]) -> None:
     level = Level.COL if wide else Level.SCALAR
     names = body.define(f"{node.acc}_total", level, node.dtype).names
     for piece, (name, tile) in enumerate(zip(names, tiles, strict=True)):
-        text = tile if frame.flat else reduced(node.fn, tile, 0 if wide else None)
+        text = tile if frame.flat else reduced(node.fn, tile, frame.row_axis if wide else None)
         body.writer.assign(name, final(text, node.dtype))
         args = [
             frame.pointer(node.buffer, node.index, level, piece),

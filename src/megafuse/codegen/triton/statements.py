@@ -17,11 +17,12 @@ from megafuse.codegen.program import (
     Operand,
     Statement,
     Store,
+    Within,
 )
-from megafuse.codegen.triton.frame import Frame, join_sum
+from megafuse.codegen.triton.frame import Frame, buffer_name, join_sum
 from megafuse.codegen.triton.ops import CASTS_LITERALS, bound, template
 from megafuse.codegen.triton.values import HALVES, TYPES, Value, convert, literal, plain_literal
-from megafuse.codegen.walk import has_cols, has_rows
+from megafuse.codegen.walk import has_cols, has_rows, join_levels
 from megafuse.codegen.writer import Writer
 from megafuse.core.dtypes import DType
 
@@ -60,8 +61,9 @@ def _load(body: Body, node: Load) -> None:
     padded = has_cols(node.level) and any(piece.padded for piece in frame.pieces)
     value = body.define(node.dst, node.level, node.dtype, float(node.other) if padded else None)
     for piece, name in enumerate(value.names):
-        args = [frame.pointer(node.buffer, node.index, node.level, piece)]
-        mask = frame.mask(node.level, node.guards, piece)
+        args = [_address(body, node, piece)]
+        tests = [body.values[lookup.within].name(piece) for lookup in node.lookups]
+        mask = " & ".join(filter(None, [frame.mask(node.level, node.guards, piece), *dict.fromkeys(tests)]))
         if mask:
             other = int(node.other) if node.dtype is DType.BOOL else node.other
             args += [f"mask={mask}", f"other={_other(other, node.dtype)}"]
@@ -69,6 +71,24 @@ def _load(body: Body, node: Load) -> None:
             args.append(f'eviction_policy="{"evict_last" if node.reread else "evict_first"}"')
         tail = ") != 0" if node.dtype is DType.BOOL else ")"
         body.writer.call(f"{name} = tl.load(", args, tail)
+
+
+def _address(body: Body, node: Load, piece: int) -> str:
+    """The address (block) of a load. Rows by index stand first: what runs along the columns is added to them."""
+    frame = body.frame
+    if not node.lookups:
+        return frame.pointer(node.buffer, node.index, node.level, piece)
+    wide = frame.params[node.buffer].wide
+    terms = []
+    for lookup in node.lookups:
+        row = body.values[lookup.row]
+        name = f"{row.name(piece)}.to(tl.int64)" if wide and row.dtype is not DType.I64 else row.name(piece)
+        terms.append(name if lookup.stride == 1 else f"{name} * {lookup.stride!r}")
+    rows = [body.values[lookup.row].level for lookup in node.lookups]
+    level = frame.reach(node.index, Level.SCALAR)
+    level = join_levels(level, any(map(has_rows, rows)), any(map(has_cols, rows)))
+    text = join_sum([buffer_name(node.buffer), *terms, *frame.terms(node.index, piece, wide)])
+    return frame.fit(text, level is node.level, node.level, piece)
 
 
 def _other(value: float | int, dtype: DType) -> str:
@@ -107,6 +127,13 @@ def _inside(body: Body, node: Inside) -> None:
             continue
         text = tests[0][1:-1] if len(tests) == 1 else " & ".join(tests)
         body.writer.assign(name, frame.fit(text, covered, node.level, piece))
+
+
+def _within(body: Body, node: Within) -> None:
+    value = body.define(node.dst, node.level, DType.BOOL)
+    for piece, name in enumerate(value.names):
+        src = body.operand(node.src, node.src_dtype, node.level, piece)
+        body.writer.assign(name, f"({src} >= 0) & ({src} < {node.size!r})")
 
 
 def _compute(body: Body, node: Compute) -> None:
@@ -199,6 +226,7 @@ _WRITERS: dict[type, Callable[[Body, Any], None]] = {
     Load: _load,
     Index: _index,
     Inside: _inside,
+    Within: _within,
     Compute: _compute,
     Convert: _convert,
     Store: _store,
