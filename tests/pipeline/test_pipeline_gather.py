@@ -78,6 +78,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "i32": lambda: (lambda w, i: torch.tanh(w[i]) * 2, [floats(13, 33), ints(-13, 13, 4, 7, dtype=torch.int32)]),
     "columns": lambda: (lambda x, i, j: F.silu(x[:, i, j]).mean(1), [floats(9, 5, 6), ints(-5, 5, 9), ints(-6, 6, 9)]),
     "of_a_softmax": lambda: (lambda x, i: F.silu(x.softmax(-1).gather(1, i)), [floats(9, 30), ints(0, 30, 9, 70)]),
+    "i32_one_place": lambda: (lambda x, i: x.exp().gather(1, i), [floats(9, 30), ints(0, 30, 9, 1, dtype=torch.int32)]),
     "few_of_a_map": lambda: (lambda x, i: F.silu(x * x.sigmoid())[i].mean(1), [floats(30, 9), ints(0, 30, 4)]),
     "many_of_a_concat": lambda: (lambda x, y, i: torch.cat([x, y])[i] * 2, [floats(3, 9), floats(2, 9), ints(0, 5, 9)]),
     "few_of_a_concat": lambda: (lambda x, y, i: torch.cat([x, y])[i] * 2, [floats(3, 9), floats(4, 9), ints(0, 7, 2)]),
@@ -146,6 +147,28 @@ def test_rows_go_into_chains_and_epilogues_as_they_are_read(monkeypatch: pytest.
     check_few(behind, *args, ints(-9, 9, 128), fused=fused)
 
 
+class Gated(nn.Module):
+    """A gated block of rows that a reshape makes, of which some are read by index; the rows go out too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.gate, self.down = nn.Linear(50, 2), nn.Linear(50, 2, bias=False), nn.Linear(2, 50)
+        self.register_buffer("chosen", torch.tensor([[-2], [-1]]))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        rows = x.reshape(2, 3, 50) * 2
+        out = rows + self.down(F.silu(self.up(rows)) * self.gate(rows))
+        return out[:, self.chosen].sigmoid(), rows
+
+
+def test_values_that_get_memory_since_they_are_read_by_index_have_it_beside_chains_too() -> None:
+    torch.manual_seed(0)
+    module, x = Gated().half(), floats(5, 12, 1, 5).half().requires_grad_()
+    fused = megafuse.fuse(module, x, target="interpret")
+    assert compiled_of(fused).cover.chains
+    check_few(module, x, fused=fused)
+
+
 def test_rows_that_are_read_are_counted_not_the_table() -> None:
     sizes = {}
     for rows in (1000, 10**6):
@@ -198,6 +221,21 @@ def test_other_sizes_of_batches_and_tables_share_a_program() -> None:
     for rows, batch in ((10, 5), (11, 5), (12, 7), (30, 9), (99, 40), (2, 64)):
         check_few(fn, *args(rows, batch), fused=fused)
     assert engine_of(fused).generations <= 3
+
+
+def test_rows_of_an_open_width_share_a_program() -> None:
+    """The stride of the table's rows is a sum of sizes."""
+
+    def fn(x: Tensor, y: Tensor, i: Tensor) -> Tensor:
+        return torch.cat([x, y], 1).tanh()[i].mul(2).sin()
+
+    def args(width: int) -> list[Tensor]:
+        return [floats(5, width).requires_grad_(), floats(5, 3).requires_grad_(), ints(-5, 5, 40)]
+
+    fused = megafuse.fuse(fn, *args(6), target="interpret")
+    for width in (6, 9, 12, 25):
+        check_few(fn, *args(width), fused=fused)
+    assert engine_of(fused).generations == 2
 
 
 def test_an_empty_index_and_renormalised_rows_run_and_are_right() -> None:

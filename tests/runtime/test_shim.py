@@ -265,17 +265,27 @@ SASS = """
         /*0140*/                   UIADD3 UR8, UP0, UR61, 0x2, URZ ;
         /*0150*/                   UIADD3.X UR9, UR4, 0x40000040, URZ, UP0, !UPT ;
         /*0160*/                   UIADD3.64 UR16, UR8, 0x2, URZ ;
+        /*0168*/                   UIADD3.64 UR18, UR8, 0x4, URZ ;
         /*0170*/                   HGMMA.64x32x16.F32 R40, gdesc[UR16], R40 ;
+        /*0178*/                   UIADD3.64 UR26, UR8, 0x6, URZ ;
+        /*017c*/                   HGMMA.64x32x16.F32 R24, R40, gdesc[UR24], R24 ;
         /*0180*/                   STS.128 [R76+UR17+0x1c00], R24 ;
+        /*0190*/                   STS.64 [R76+UR61], R24 ;
+        /*01a0*/                   ULDC.64 UR20, c[0x0][0x208] ;
+        /*01b0*/              @!P0 LDG.E.U16 R10, desc[UR20][R4.64] ;
 """
 
 
 def test_registers_that_are_read_before_they_are_written_are_found() -> None:
     """As ptxas 12.8 drops the write of an address that two instructions read, or of its upper half."""
     assert not read_before_written(SASS)
-    assert read_before_written(SASS.replace("UMOV UR61, 0x400", "NOP")) == ["UR61"]
-    assert read_before_written(SASS.replace("UIADD3.X UR9, UR4", "UIADD3.X UR10, UR4")) == ["UR9"]
-    assert read_before_written(SASS.replace("UIADD3 UR8, UP0, UR61", "UIADD3 UR8, UP0, UR8")) == ["UR8"]
+    assert set(read_before_written(SASS.replace("UMOV UR61, 0x400", "NOP"))) == {"UR61"}
+    assert set(read_before_written(SASS.replace("UIADD3.X UR9, UR4", "UIADD3.X UR10, UR4"))) == {"UR9"}
+    assert set(read_before_written(SASS.replace("UIADD3 UR8, UP0, UR61", "UIADD3 UR8, UP0, UR8"))) == {"UR8"}
+    assert set(read_before_written(SASS.replace("UIADD3.64 UR16, UR8, 0x2, URZ", "NOP"))) == {"UR16", "UR17"}
+    assert set(read_before_written(SASS.replace("UIADD3.64 UR18, UR8, 0x4, URZ", "NOP"))) == {"UR18", "UR19"}
+    assert set(read_before_written(SASS.replace("UIADD3.64 UR26, UR8, 0x6, URZ", "NOP"))) == {"UR26", "UR27"}
+    assert set(read_before_written(SASS.replace("ULDC.64 UR20", "ULDC UR20"))) == {"UR21"}
 
 
 def test_machine_code_is_looked_at_where_operands_have_several_layouts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,7 @@ class OnePlace:
 
     def __init__(self, cx: Context, x: Node, dim: int, index: Node) -> None:
         b, self.axis = cx.b, dim % x.type.rank
+        index = b.cast(index, DType.I64)
         self.hit = b.map("eq", b.iota(x.shape, self.axis), b.broadcast(index, x.shape))
         self.outside = b.map("or", b.map("lt", index, 0), b.map("ge", index, x.shape[self.axis]))
 

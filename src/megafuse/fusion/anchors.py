@@ -24,9 +24,10 @@ IN_MEMORY = (Input, Dot, Opaque, Pick)
 
 @dataclass
 class Anchors:
-    """``layout``: strides of every anchored node. ``order``: anchors in topological order."""
+    """``layout``: strides of every anchored node. ``order``: anchors in topological order. ``extra``: those asked for."""
 
     graph: Graph
+    extra: tuple[Node, ...] = ()
     layout: dict[Node, tuple[int, ...]] = field(default_factory=dict)
     nodes: set[Node] = field(default_factory=set)
 
@@ -60,7 +61,7 @@ def choose_anchors(graph: Graph, wanted: Mapping[int, Sequence[int]], extra: Seq
     ``wanted[i]``: strides that output ``i`` must have. ``extra``: further nodes to give memory to (save-or-recompute
     decisions of the cover).
     """
-    anchors = Anchors(graph)
+    anchors = Anchors(graph, tuple(extra))
     for node in extra:
         _anchor(anchors, node, contiguous_strides(node.shape))
     for i, output in enumerate(graph.outputs):

@@ -111,6 +111,7 @@ def cover_options(
                 break
         else:
             break
+    extra = best[0].anchors.extra  # with what could not be computed where it is read
     fused = _with_chains(plan, best, extra) if dots.chain else []
     fused = _with_splits(plan, _with_epilogues(plan, fused or best, extra)) if dots.fuse else fused
     names = {o.name for o in fused}  # where nothing was taken in, these are the best ones with the reasons

@@ -108,8 +108,11 @@ def read_before_written(sass: str) -> list[str]:
         wide = target is not None and "64" in op.split(".")[1:]
         for part in others if target else (first, *others):
             for number in map(int, re.findall(r"\bUR(\d+)\b", part)):
-                pair = f"desc[UR{number}]" in part or (wide and "[" not in part)  # other addresses have 32 bits
-                lost += [f"UR{n}" for n in (number, number + 1)[: 1 + pair] if n not in written]
+                if "gdesc[" in part:  # both operands' addresses, or the second's where the first is in registers
+                    needed = range(number + 2 * (part != others[0]), number + 4)
+                else:  # other addresses have 32 bits
+                    needed = range(number, number + 1 + (f"desc[UR{number}]" in part or (wide and "[" not in part)))
+                lost += [f"UR{n}" for n in needed if n not in written]
         if target:
             size = 4 if "128" in op else 2 if wide or "WIDE" in op else 1
             written |= {int(target[1]) + n for n in range(size)}

@@ -296,7 +296,10 @@ def ffn(w: Writer, x: str) -> str | None:
 
 
 def by_index(w: Writer, x: str) -> str | None:
-    """Elements at integers that are given: of the value along an axis, or rows of a table that go with it."""
+    """Elements at integers that are given: of the value along an axis, or rows of a table that go with it.
+
+    What PyTorch adds up with atomics in backward gets two terms at most: the sum of more has no fixed order on a GPU.
+    """
     shape = w.shape(x)
     axis, count = w.draw.up_to(len(shape) - 1), w.draw.one_of(SIZES)
     size, kind = shape[axis], w.draw.up_to(4)
@@ -310,11 +313,11 @@ def by_index(w: Writer, x: str) -> str | None:
         table = w.child(f"nn.Embedding({count}, {shape[-1]}{w.draw.one_of(['', ', padding_idx=0'])})")
         return w.emit(f"{x} * {table}({index(shape[:-1] or (1,), count)})")
     if kind == 2:
-        return w.emit_move(f"{x}.index_select({axis}, {index((count,), size)})")
+        return w.emit_move(f"{x}.index_select({axis}, {index((min(count, 2),), size)})")
     if kind == 3:
         from_the_end = w.draw.one_of(["", f" - {size}"])
         return w.emit_move(f"{x}[{':, ' * axis}{index((2, count) if count < 4 else (count,), size)}{from_the_end}]")
-    return w.emit_move(f"{x}.gather({axis}, {index((*shape[:axis], count, *shape[axis + 1 :]), size)})")
+    return w.emit_move(f"{x}.gather({axis}, {index((*shape[:axis], min(count, 2), *shape[axis + 1 :]), size)})")
 
 
 def left_as_is(w: Writer, x: str) -> str | None:

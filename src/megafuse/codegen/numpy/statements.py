@@ -169,7 +169,7 @@ def _load(body: Body, node: Load) -> None:
 def _step(row: Value, stride: int) -> str:
     """What an integer that was read adds to an offset."""
     name = row.name if row.dtype is DType.I64 else f"{row.name}.astype(np.int64)"
-    return name if stride == 1 else f"{name} * {stride!r}"
+    return name if stride == 1 else f"{name} * {stride}"
 
 
 def _index(body: Body, node: Index) -> None:

@@ -83,7 +83,7 @@ def _address(body: Body, node: Load, piece: int) -> str:
     for lookup in node.lookups:
         row = body.values[lookup.row]
         name = f"{row.name(piece)}.to(tl.int64)" if wide and row.dtype is not DType.I64 else row.name(piece)
-        terms.append(name if lookup.stride == 1 else f"{name} * {lookup.stride!r}")
+        terms.append(name if lookup.stride == 1 else f"{name} * {lookup.stride}")
     rows = [body.values[lookup.row].level for lookup in node.lookups]
     level = frame.reach(node.index, Level.SCALAR)
     level = join_levels(level, any(map(has_rows, rows)), any(map(has_cols, rows)))
