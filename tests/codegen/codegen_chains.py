@@ -81,7 +81,7 @@ class Chain:
     def _loaded(self) -> Block:
         load, k = Block(), self.widths[0]
         if not self.by_index:
-            load.items.append(Load("x_v1", "x", index(r=k, c=1), TILE, self.dtype))
+            load.load("x_v1", "x", index(r=k, c=1), TILE, self.dtype)
             return load
         load.load("i_v1", "i", index(r=1), ROW, DType.I64)
         load.items.append(Within("within0", "i_v1", TABLE, ROW, DType.I64))

@@ -67,9 +67,9 @@ def test_sums_over_rows_take_tiles_of_columns_by_rows() -> None:
 
 def test_the_rows_of_the_next_tile_are_loaded_early_where_registers_hold_them() -> None:
     walk = request(1 << 20, 128, 128, 128)
-    assert choose_chain_tile(replace(walk, loaded=(128,)), DEVICE).early
-    assert not choose_chain_tile(replace(walk, loaded=(128, 128, 128)), DEVICE).early
-    assert not choose_chain_tile(replace(request(4096, 128, 128, 128), loaded=(128,)), DEVICE).early, "no next tile"
+    assert choose_chain_tile(replace(walk, loaded=256), DEVICE).early
+    assert not choose_chain_tile(replace(walk, loaded=768), DEVICE).early
+    assert not choose_chain_tile(replace(request(4096, 128, 128, 128), loaded=256), DEVICE).early, "no next tile"
 
 
 @pytest.mark.parametrize(

@@ -161,12 +161,32 @@ class Substituted(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+class _WeightNorm(torch.autograd.Function):
+    """The one op of CUDA with its backward, for releases that cannot trace that (2.6): in fp32, rounded once."""
+
+    @staticmethod
+    def forward(ctx: Any, v: torch.Tensor, g: torch.Tensor, dim: int) -> torch.Tensor:
+        w, norm = torch.ops.aten._weight_norm_interface.default(v, g, dim)
+        ctx.save_for_backward(v, g, norm)
+        ctx.others = [d for d in range(v.dim()) if d != dim % v.dim()]
+        return w  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        v, g, saved = ctx.saved_tensors
+        kind = torch.promote_types(v.dtype, torch.float32)
+        d, x, scale, norm = (t.to(kind) for t in (grad, v, g, saved))
+        along = (d * x).sum(ctx.others, keepdim=True)
+        return (scale / norm * (d - x * (along / (norm * norm)))).to(v.dtype), (along / norm).to(g.dtype), None
+
+
 def _weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor:
-    """One op where CUDA has one (the first or last dim) and this PyTorch can trace its backward, else its pieces."""
-    backward = torch.ops.aten._weight_norm_interface_backward.default
-    if dim in (0, v.dim() - 1) and torch._C.DispatchKey.Meta in backward.py_kernels:
+    """One op where CUDA has one: for the first or last dim."""
+    if dim not in (0, v.dim() - 1):
+        return v * (g / torch.norm_except_dim(v, 2, dim))
+    if torch._C.DispatchKey.Meta in torch.ops.aten._weight_norm_interface_backward.default.py_kernels:
         return torch.ops.aten._weight_norm_interface.default(v, g, dim)[0]
-    return v * (g / torch.norm_except_dim(v, 2, dim))
+    return _WeightNorm.apply(v, g, dim)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def _has_tensor(tree: Any) -> bool:

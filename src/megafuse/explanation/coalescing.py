@@ -9,9 +9,8 @@ from megafuse.core.sizes import typical
 from megafuse.ir.graph import Node
 from megafuse.ir.index import combine
 from megafuse.ir.trace import Inst
+from megafuse.ir.traffic import SECTOR
 from megafuse.schedule.types import PhaseSchedule
-
-SECTOR = 32  # bytes that memory hands out at a time
 
 
 def coalescing(phases: Iterable[PhaseSchedule], strides: Callable[[Node], Sequence[int]]) -> float:

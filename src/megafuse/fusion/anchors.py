@@ -24,7 +24,7 @@ IN_MEMORY = (Input, Dot, Opaque, Pick)
 
 @dataclass
 class Anchors:
-    """``layout``: strides of every anchored node. ``order``: anchors in topological order. ``extra``: those asked for."""
+    """``layout``: strides of every anchored node. ``order``: anchors in topological order. ``extra``: as asked for."""
 
     graph: Graph
     extra: tuple[Node, ...] = ()

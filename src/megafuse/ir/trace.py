@@ -207,7 +207,7 @@ class _Tracer:
         if isinstance(attrs, Reduce):
             return self.evaluate_reduce(node, index, guards)
         assert isinstance(attrs, (Map, Cast))
-        args = tuple(self.visit(a, index if a.shape else (), guards) for a in node.args)
+        args = tuple([self.visit(a, index if a.shape else (), guards) for a in node.args])  # no frame of C a level
         axes = _NONE.union(*(a.axes for a in args))
         if isinstance(attrs, Cast):
             return self.add(Inst("cast", node, node.dtype, axes, args))

@@ -10,9 +10,11 @@ alignment of the pointers. Whatever is not as known falls back to the plain road
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import inspect
 import os
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -256,15 +258,16 @@ class DescribedKernel:
 
 
 def check_assembled(compiled: Any, source: KernelSource) -> None:
-    """Refuse a kernel that the assembler may have compiled into something else.
+    """Refuse a kernel that the assembler may have compiled into something else, as far as Triton's tools can tell.
 
     Raises:
         TargetError: it has, or may have.
     """
     asm = getattr(compiled, "asm", {})
-    if "cubin" in asm and (fault := fault_of(asm["ptx"], asm["cubin"])):
-        hint = "please report the module; until then, leave it unfused, or try chains=False"
-        raise TargetError(f"kernel {source.entry}: {fault}", hint=hint)
+    with contextlib.suppress(OSError, subprocess.SubprocessError):  # no disassembler, or it fails
+        if "cubin" in asm and (fault := fault_of(asm["ptx"], asm["cubin"])):
+            hint = "please report the module; until then, leave it unfused, or try chains=False"
+            raise TargetError(f"kernel {source.entry}: {fault}", hint=hint)
 
 
 def bind(compiled: Any, kernel: Any, source: KernelSource) -> Bound | None:

@@ -21,8 +21,8 @@ class ChainRequest:
     """What a tile is chosen for.
 
     ``widths`` of the row values; ``matrices``: (K, N) of each matrix that is loaded; ``sums``: of each sum over rows,
-    (1, N) for a sum of rows themselves. ``plain``: fp32 products without matrix units. ``loaded``: widths of the row
-    values that come from memory. ``turned``: tiles are columns by rows.
+    (1, N) for a sum of rows themselves. ``plain``: fp32 products without matrix units. ``loaded``: bytes of
+    each row that come from memory. ``turned``: tiles are columns by rows.
     """
 
     rows: int
@@ -31,7 +31,7 @@ class ChainRequest:
     sums: tuple[tuple[int, int], ...]
     dtype: DType
     plain: bool
-    loaded: tuple[int, ...] = ()
+    loaded: int = 0
     turned: bool = False
 
 
@@ -85,7 +85,7 @@ def _rows(request: ChainRequest, device: DeviceSpec) -> tuple[int, int]:
 
 def _early_registers(request: ChainRequest, rows: int, warps: int) -> float:
     """Registers of a thread that hold the loaded rows of one tile."""
-    return sum(map(block, request.loaded)) * rows * request.dtype.size / 4 / (32 * warps)
+    return request.loaded * rows / 4 / (32 * warps)
 
 
 def _plain_rows(request: ChainRequest, device: DeviceSpec) -> tuple[int, int]:

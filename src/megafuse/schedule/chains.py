@@ -68,7 +68,9 @@ class ChainMaker:
         edges = {memory_of(d.args[1], self.cover.materialised): d.args[1].shape for d in dots}
         loads = external_loads(chain, chain_traces(chain, self.cover.materialised))
         loaded = {
-            ld.node: t.nest.space.num_cols for ld, t in loads if ld.axes & t.nest.space.row_names and not ld.lookups
+            ld.node: block(t.nest.space.num_cols) * ld.dtype.size
+            for ld, t in loads
+            if ld.axes & t.nest.space.row_names and not ld.lookups
         }
         return ChainRequest(
             rows=chain.rows,
@@ -77,7 +79,7 @@ class ChainMaker:
             sums=tuple(_edges(s) for s in chain.stages if is_sum(s)),
             dtype=dtype,
             plain=dtype is DType.F32,
-            loaded=tuple(loaded.values()),
+            loaded=sum(loaded.values()),
             turned=turned(chain),
         )
 

@@ -13,6 +13,7 @@ from megafuse.ir.graph import Node
 from megafuse.ir.index import combine
 from megafuse.ir.nest import Root
 from megafuse.ir.trace import Inst, Trace
+from megafuse.ir.traffic import SECTOR
 from megafuse.schedule.residency import row_bytes, sharers, short_run_axis, tile_loads
 from megafuse.schedule.types import Tile
 
@@ -34,7 +35,6 @@ PAIRED_STAGES = 4
 PAIRED_REGISTERS = 300  # by the estimate, which counts each working value twice: compilers need 0.85 of it
 PIPELINE_BYTES = 96 * 1024  # shared memory that the loads in flight of a row loop may take
 ROW_CONTIGUOUS_TILE = 32
-SECTOR = 32  # bytes that memory moves at least
 MIN_ROW_RUN = 8  # rows next to one another in memory that make a whole sector of fp32
 MIN_WARPS = 8  # on each SM, at least
 FULL_GRID = 128  # programs below which smaller tiles are worth it

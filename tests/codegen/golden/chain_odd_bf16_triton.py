@@ -79,7 +79,7 @@ def chain_odd_bf16(
         row_mask = row < 37
         x_v1_bf16 = tl.load(x_ptr + row * 5 + col, mask=row_mask & col_mask, other=0.0)
         x_v1 = _widen_bf16(x_v1_bf16)
-        acc0 = tl.dot(x_v1.to(tl.bfloat16), w1.T)
+        acc0 = tl.dot(x_v1.to(tl.bfloat16), tl.trans(w1))
         # src[mlp.py:7]: h = relu(x @ w1.T + b1)
         z = acc0 + b1_v1
         z0 = _round_bf16(z)

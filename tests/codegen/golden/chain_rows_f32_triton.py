@@ -33,7 +33,7 @@ def chain_rows_f32(
     for first_row in range(0, min(2, 5 - chunk * 2), 1):
         row = chunk * 2 + first_row
         x_v1 = tl.load(x_ptr + row * 12 + col, mask=col_mask, other=0.0)
-        acc0 = tl.sum(x_v1[:, None] * w1.T, 0)
+        acc0 = tl.sum(x_v1[:, None] * tl.trans(w1), 0)
         # src[mlp.py:7]: h = relu(x @ w1.T + b1)
         z = acc0 + b1_v1
         z0 = z

@@ -307,7 +307,7 @@ class _Printer:
             name = self.matrices[key] = self.namer.one(matrix.buffer)
             pointer, mask = self._block(matrix, shape, steps, "")
             loads.call(f"{name} = tl.load(", [pointer, *([f"mask={mask}", "other=0.0"] if mask else [])])
-        return self.matrices[key] + ".T" * turned
+        return _flipped(self.matrices[key]) if turned else self.matrices[key]
 
     def _block(self, matrix: Matrices, shape: tuple[int, int], steps: tuple[int, int], start: str) -> tuple[str, str]:
         """Addresses of a whole matrix, and the mask of what is inside."""
@@ -354,7 +354,8 @@ class _Printer:
 
 def _flipped(matrix: str) -> str:
     """The other way round."""
-    return matrix[:-2] if matrix.endswith(".T") else f"{matrix}.T"
+    inner = matrix.removeprefix("tl.trans(")
+    return f"tl.trans({matrix})" if inner == matrix else inner[:-1]
 
 
 def _rowless(item: Noted) -> bool:
