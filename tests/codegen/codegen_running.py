@@ -47,7 +47,7 @@ def worker(script: str, *args: str, **environment: str) -> str:
     """
     env = {**os.environ, **environment, "PYTHONPATH": os.pathsep.join([str(SRC), str(HERE)])}
     command = [sys.executable, str(HERE / script), *args]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     return done.stdout
 
