@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -176,9 +177,22 @@ def check(fn: Callable[..., Any], *args: Any, fused: Any = None, **kwargs: Any) 
     """Compare a fused callable with the original by the acceptance rule; see :func:`megafuse.validate.check`.
 
     ``fn`` may itself be fused, as the modules of ``megafuse.nn`` are: it is then compared with what it stands for.
+    The report's ``notes`` say where the original itself was checked, since calls of this kind are not fused.
     """
     engine = getattr(fn, "__megafuse__", None)
     if engine is not None:
         fused = fn if fused is None else fused
         fn = plain(fn) if isinstance(fn, nn.Module) else engine.original
-    return _check(fn, *args, fused=fused, fuse=fuse, **kwargs)
+    fused = fuse(fn, *args, **kwargs) if fused is None else fused
+    report = _check(fn, *args, fused=fused, fuse=fuse, **kwargs)
+    return replace(report, notes=tuple(_what_was_checked(fused)))
+
+
+def _what_was_checked(fused: Any) -> Iterator[str]:
+    """What a verdict is about, where it is not about generated kernels alone."""
+    engine = getattr(fused, "__megafuse__", None)
+    if not isinstance(engine, Engine):
+        yield f"this {type(fused).__name__} did not come from megafuse.fuse()"
+        return
+    for reason in dict.fromkeys(b.reason for b in engine.bindings if b.compiled is None):
+        yield f"the original was compared with itself: {reason}"

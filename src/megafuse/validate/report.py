@@ -20,6 +20,7 @@ class CheckReport:
     ``verdicts``: the acceptance rule, per tensor and per pool of small tensors. ``structure``: differences in shape,
     dtype, strides, requires_grad, unused gradients or plain values. ``determinism``: tensors that were not repeatable,
     and how. ``seeds``: inputs drawn; ``repeats``: runs compared bit by bit; ``poisoned``: allocations filled with NaN.
+    ``notes``: what a reader of the verdict must know, as that nothing was fused.
     """
 
     subject: str
@@ -29,6 +30,7 @@ class CheckReport:
     verdicts: tuple[Verdict, ...]
     structure: tuple[str, ...] = ()
     determinism: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -51,7 +53,7 @@ class CheckReport:
         state = "passed" if self.ok else "FAILED"
         head = f"check of {self.subject}: {state} ({self.seeds} seeds, {self.repeats} repeats, "
         shown = tuple(v for v in self.verdicts if not v.ok or SMALL not in v.role)
-        lines = [head + f"{self.poisoned} poisoned allocations)", *_table(shown)]
+        lines = [head + f"{self.poisoned} poisoned allocations)", *(f"  NOTE: {n}" for n in self.notes), *_table(shown)]
         if len(shown) < len(self.verdicts):
             lines.append(f"  ok    and {len(self.verdicts) - len(shown)} results of small inputs")
         lines += [f"  structure: {text}" for text in self.structure]

@@ -1,0 +1,34 @@
+"""The report says what it is about."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import megafuse
+from megafuse.validate import CheckOptions
+
+FEW = CheckOptions(seeds=1, small_seeds=0, repeats=1)
+
+
+def test_a_check_of_the_original_says_so() -> None:
+    module, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.randn(3, 4, requires_grad=True)
+    with pytest.warns(megafuse.NotFusedWarning):
+        fused = megafuse.fuse(module, x)
+    report = megafuse.check(module, x, fused=fused, options=FEW)
+    assert report.ok and "compared with itself" in str(report) and "CPU" in report.notes[0]
+    other = megafuse.check(module, x, fused=copy.deepcopy(module), options=FEW)
+    assert "did not come from megafuse.fuse()" in str(other)
+
+
+def test_a_check_of_generated_kernels_has_no_note() -> None:
+    module, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.randn(3, 4, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", megafuse.NotFusedWarning)
+        fused = megafuse.fuse(module, x, target="interpret")
+    report = megafuse.check(module, x, fused=fused, options=FEW)
+    assert report.ok and not report.notes and "NOTE" not in str(report)
