@@ -97,11 +97,11 @@ class MLP(LazilyFused, nn.Sequential):
 def _options(given: dict[str, Any]) -> Options:
     if given.get("plan") is not None:
         given = {**given, "plan": os.fspath(given["plan"])}
-    try:
-        return Options(**given)
-    except TypeError as error:
-        known = ", ".join(field.name for field in fields(Options))
-        raise InputError(f"unknown option among {', '.join(given)}: {error}", hint=f"use some of {known}") from error
+    known = [field.name for field in fields(Options)]
+    if unknown := [name for name in given if name not in known]:
+        layers = "activation, bias, weight_norm, last_activation, device, dtype"
+        raise InputError(f"unknown option {unknown[0]}", hint=f"of the layers: {layers}; of fuse: {', '.join(known)}")
+    return Options(**given)
 
 
 class FusedMLPSoftplus(MLP):
