@@ -49,3 +49,38 @@ def test_out_strides_are_those_of_real_tensors(name: str, dtype: torch.dtype) ->
         want = OPS[name](a, b)
         (strides,) = capture(OPS[name], (a, b)).out_strides
         assert significant(strides, want.shape) == significant(want.stride(), want.shape), (a.stride(), b.stride())
+
+
+SUBSCRIPTS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "first": lambda x, i, j: x[i],
+    "middle": lambda x, i, j: x[:, i].sin(),
+    "last": lambda x, i, j: x[..., j] * 2,
+    "neighbours": lambda x, i, j: x[:, i, j].sin(),
+    "broadcast": lambda x, i, j: x[i[..., None], j[..., None, :]].sin(),
+    "apart": lambda x, i, j: x[i, :, j].sin(),
+    "turned": lambda x, i, j: x.mT[i, j] * 2,
+}
+
+
+@pytest.mark.parametrize("name", SUBSCRIPTS)
+def test_out_strides_of_subscripts_follow_table_and_indices(name: str) -> None:
+    rng = random.Random(name)
+    for _ in range(12):
+        x = drawn(rng, [rng.choice([2, 4, 6]) for _ in range(3)], torch.float32).requires_grad_()
+        shape = [rng.choice([2, 3, 5]) for _ in range(rng.choice([2, 3]))]
+        i, j = (drawn(rng, shape, torch.float32).gt(0).long() for _ in range(2))
+        want = SUBSCRIPTS[name](x, i, j)
+        (strides,) = capture(SUBSCRIPTS[name], (x, i, j)).out_strides
+        assert significant(strides, want.shape) == significant(want.stride(), want.shape), (x.stride(), i.stride())
+
+
+def test_indices_that_lie_differently_are_copied_on_cuda_alone() -> None:
+    x = torch.empty(7, 9, 4, device="meta", requires_grad=True)
+    i, j = (torch.empty(5, 3, dtype=torch.int64, device="meta") for _ in range(2))
+
+    def strides(device: str, first: Tensor, second: Tensor) -> tuple[int, ...]:
+        found = capture(lambda x, i, j: x[i, j], (x, first, second), device=torch.device(device)).out_strides[0]
+        return tuple(found)  # type: ignore[arg-type]
+
+    assert strides("cuda", i.t(), j.t()) == strides("cpu", i.t(), j.t()) == (4, 12, 1)
+    assert strides("cuda", i.t(), j.reshape(3, 5)) == (20, 4, 1) != strides("cpu", i.t(), j.reshape(3, 5))

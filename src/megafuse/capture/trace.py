@@ -138,7 +138,7 @@ def dry_run(subject: Subject) -> DryRun:
     stand_ins = [stand_in(s.tensor) for s in subject.sources]
     versions = [t._version for t in stand_ins]
     try:
-        with RealStrides():
+        with RealStrides(subject.device):
             result, rebound = subject.run(stand_ins, None)
     except Exception as error:
         explain(error, subject)
