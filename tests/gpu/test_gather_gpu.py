@@ -163,3 +163,21 @@ def test_replayed_as_a_cuda_graph() -> None:
         other = ints(0, 5000, 64, 16)
         torch.testing.assert_close(fused(other), module(other), rtol=2e-2, atol=2e-2)
     check(module, ids, fused=fused, options=OPTIONS).raise_if_failed()
+
+
+@pytest.mark.parametrize("count", [7, 5000])
+def test_gradients_of_tables_skip_what_is_out_of_range(count: int) -> None:
+    """PyTorch's kernels (one for few ids, one for many) write wherever an id says."""
+    torch.manual_seed(0)
+    table = nn.Embedding(50, 32, device="cuda")
+    module = nn.Sequential(table, nn.Tanh())
+    ids = ints(0, 50, count)
+    fused = megafuse.fuse(module, ids)
+    bad = ids.clone()
+    bad[1], bad[3], bad[5] = 50, -1, 10**6
+    good = torch.tensor([n for n in range(count) if n not in (1, 3, 5)], device="cuda")
+    fused(bad)[good].sum().backward()
+    found = table.weight.grad.clone()
+    table.weight.grad = None
+    module(bad[good]).sum().backward()
+    torch.testing.assert_close(found, table.weight.grad)

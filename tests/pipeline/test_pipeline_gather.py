@@ -208,6 +208,26 @@ def test_out_of_range_is_nan_and_no_other_row_changes() -> None:
     assert torch.equal(fused(torch.zeros(9), counts, asked), torch.tensor([3.0, 6, 6, 0, 0, 0, 0, 0, 0]))
 
 
+@pytest.mark.parametrize("padding", [None, 2])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_gradients_of_tables_skip_what_is_out_of_range(padding: int | None, dtype: torch.dtype) -> None:
+    """PyTorch's kernel on GPUs writes wherever an id says."""
+    torch.manual_seed(0)
+    table = nn.Embedding(7, 5, padding_idx=padding)
+    module = nn.Sequential(table, nn.Tanh())
+    ids = torch.tensor([3, 1, 2, 6, 3, 0, 5], dtype=dtype)
+    fused = megafuse.fuse(module, ids, target="interpret")
+    bad = torch.tensor([3, 7, -1, 6, 3, 10**6, 5], dtype=dtype)
+    good = torch.tensor([0, 3, 4, 6])
+    out = fused(bad)
+    assert out[[1, 2, 5]].isnan().all() and out[good].isfinite().all()
+    out[good].sum().backward()
+    found = table.weight.grad.clone()
+    table.weight.grad = None
+    module(bad[good]).sum().backward()
+    torch.testing.assert_close(found, table.weight.grad)
+
+
 def test_other_sizes_of_batches_and_tables_share_a_program() -> None:
     torch.manual_seed(0)
 

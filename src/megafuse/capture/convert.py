@@ -26,7 +26,7 @@ from megafuse.capture import (
 from megafuse.capture.checkpoints import nodes_again
 from megafuse.capture.context import Context, Refused, Unconverted
 from megafuse.capture.dtypes import FROM_TORCH, tensor_type
-from megafuse.capture.opaque import OUTSIDE, build_opaque, reason_for, result_types
+from megafuse.capture.opaque import OUTSIDE, build_opaque, reason_for, result_types, safe_arguments
 from megafuse.capture.origins import is_backward, node_origins
 from megafuse.capture.registry import lookup
 from megafuse.capture.types import OpaqueCall, SupportEntry, SupportReport
@@ -140,6 +140,7 @@ class Walk:
                 where = f"{origin}  {origin.code}" if origin else None
                 raise CaptureError(f"PyTorch refuses {op}: {why}", where=where, hint=self.hint) from None
         self.entries.append(SupportEntry(str(op), reason, origin))
+        args = safe_arguments(self.builder, op, args)
         return build_opaque(self.builder, op, args, kwargs, value, reason, self.calls)
 
 

@@ -55,6 +55,19 @@ def result_types(value: Any) -> tuple[TensorType | None, ...]:
     )
 
 
+def safe_arguments(builder: Builder, op: torch._ops.OpOverload, args: Any) -> Any:
+    """The arguments of a call whose kernel trusts that a kernel of forward stopped at bad ones.
+
+    ``embedding_dense_backward`` adds to the row of each id; loads by index give NaN where an id is out of range, and go
+    on. It skips ids that are ``padding_idx``, and so the others are made that.
+    """
+    if op is not torch.ops.aten.embedding_dense_backward.default:
+        return args
+    grad, ids, rows, padding, *others = args
+    outside = builder.map("or", builder.map("lt", ids, 0), builder.map("ge", ids, rows))
+    return (grad, builder.map("where", outside, padding, ids), rows, padding, *others)
+
+
 def build_opaque(
     builder: Builder, op: torch._ops.OpOverload, args: Any, kwargs: dict[str, Any], value: Any, reason: str,
     calls: list[OpaqueCall],
