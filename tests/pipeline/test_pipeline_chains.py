@@ -234,7 +234,7 @@ def test_few_rows_are_trained_in_chains_that_sum_on_chip(rows: int) -> None:
 
 @pytest.mark.parametrize("rows", [65536, 1 << 20])
 def test_many_rows_are_trained_in_chains_that_compute_forward_again(rows: int) -> None:
-    """Timed on an H200 (no record): 106 us so, 148 by the library; 1235 and 1927 for 2**20 rows."""
+    """Times of these are in docs/results/mlp.md."""
     compiled = softplus_layers(rows, True)
     forward, backward = compiled.cover.chains
     assert forward.forward and backward.again & {s.node for s in forward.dots}

@@ -128,7 +128,7 @@ def test_a_pipelined_walk_without_column_sums_takes_two_rows_at_a_time(hidden: i
 
 @pytest.mark.parametrize(("dtype", "rows"), [(torch.bfloat16, 16), (torch.float32, 8)])
 def test_rows_that_are_written_as_columns_come_in_runs_of_a_sector(dtype: torch.dtype, rows: int) -> None:
-    """Timed on an H200 (no record): an MLP-Mixer block took 1.1 of eager's time with single rows."""
+    """With single rows an MLP-Mixer block took longer than eager (record workloads_20261130T014608)."""
     x = torch.empty(8, 512, 1024, dtype=dtype, device="meta")
     step = compile_call(
         lambda v: functional.layer_norm(v, (1024,)).transpose(1, 2).contiguous(), (x,), {}, device_spec(90)
