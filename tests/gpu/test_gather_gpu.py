@@ -165,11 +165,13 @@ def test_replayed_as_a_cuda_graph() -> None:
     check(module, ids, fused=fused, options=OPTIONS).raise_if_failed()
 
 
+@pytest.mark.parametrize("padding", [None, 7])
+@pytest.mark.parametrize("by_frequency", [False, True])
 @pytest.mark.parametrize("count", [7, 5000])
-def test_gradients_of_tables_skip_what_is_out_of_range(count: int) -> None:
+def test_gradients_of_tables_skip_what_is_out_of_range(count: int, by_frequency: bool, padding: int | None) -> None:
     """PyTorch's kernels (one for few ids, one for many) write wherever an id says."""
     torch.manual_seed(0)
-    table = nn.Embedding(50, 32, device="cuda")
+    table = nn.Embedding(50, 32, padding_idx=padding, scale_grad_by_freq=by_frequency, device="cuda")
     module = nn.Sequential(table, nn.Tanh())
     ids = ints(0, 50, count)
     fused = megafuse.fuse(module, ids)

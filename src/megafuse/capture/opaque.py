@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -59,13 +60,26 @@ def safe_arguments(builder: Builder, op: torch._ops.OpOverload, args: Any) -> An
     """The arguments of a call whose kernel trusts that a kernel of forward stopped at bad ones.
 
     ``embedding_dense_backward`` adds to the row of each id; loads by index give NaN where an id is out of range, and go
-    on. It skips ids that are ``padding_idx``, and so the others are made that.
+    on. Such ids become the one after the last row, which ``table_gradient`` drops.
     """
     if op is not torch.ops.aten.embedding_dense_backward.default:
         return args
-    grad, ids, rows, padding, *others = args
+    grad, ids, rows, *others = args
     outside = builder.map("or", builder.map("lt", ids, 0), builder.map("ge", ids, rows))
-    return (grad, builder.map("where", outside, padding, ids), rows, padding, *others)
+    return (grad, builder.map("where", outside, rows, ids), rows, *others)
+
+
+def table_gradient(grad: torch.Tensor, ids: torch.Tensor, rows: int, padding: int, by_frequency: bool) -> torch.Tensor:
+    """``embedding_dense_backward`` of ``grad [*ids.shape, D]`` into ``rows`` rows, and one more for ids ``rows``.
+
+    That row is left out of the result, a contiguous view ``[rows, D]``. ``padding`` does not serve for those ids: where
+    there is none it is -1, and for many ids PyTorch's kernel writes that row.
+    """
+    op = torch.ops.aten.embedding_dense_backward.default
+    return op(grad, ids, rows + 1, padding, by_frequency).narrow(0, 0, rows)
+
+
+RUN: dict[Any, Callable[..., Any]] = {torch.ops.aten.embedding_dense_backward.default: table_gradient}
 
 
 def build_opaque(
@@ -90,7 +104,7 @@ def build_opaque(
 
     template = tuple(put(a) for a in args)
     keywords = {k: put(v) for k, v in kwargs.items()}
-    calls.append(OpaqueCall(op, template, keywords, is_random(op)))
+    calls.append(OpaqueCall(RUN.get(op, op), template, keywords, is_random(op)))
     node = builder.opaque(Opaque(str(op), len(calls) - 1, reason, results), nodes)
     if isinstance(value, torch.Tensor):
         return node

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,9 +50,9 @@ class CallDevice:
 
 @dataclass(frozen=True)
 class OpaqueCall:
-    """An ATen call that runs as is. ``args`` and ``kwargs`` hold plain values, ``Ref`` and ``CallDevice``."""
+    """A call that runs as is, an ATen op or what stands for it; arguments are plain values, ``Ref``, ``CallDevice``."""
 
-    target: torch._ops.OpOverload
+    target: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     random: bool = False
