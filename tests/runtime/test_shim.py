@@ -41,7 +41,8 @@ class FakeKernel:
     """A JIT kernel whose plain launches and native launches are logged."""
 
     def __init__(self) -> None:
-        self.plain, self.native, self.pre_run_hooks = 0, [], []
+        self.plain, self.warmed, self.native, self.pre_run_hooks = 0, [], [], []
+        self.asm: dict[str, object] = {}
         self.fn = lambda x, y, block=64: None
         self.run = SimpleNamespace(
             launch=lambda *a: self.native.append(a), global_scratch_size=0, profile_scratch_size=0, gsan_enabled=False,
@@ -54,6 +55,10 @@ class FakeKernel:
             return SimpleNamespace(run=self.run, function=77, packed_metadata=(4, 1, 0))
 
         return call
+
+    def warmup(self, *tensors, grid, num_warps, num_stages):
+        self.warmed.append(self.plain)
+        return SimpleNamespace(asm=self.asm)
 
 
 @pytest.fixture
@@ -301,3 +306,22 @@ def test_machine_code_is_looked_at_where_operands_have_several_layouts(monkeypat
     assert fault_of(one, b"") == "" and not asked
     assert "UR61" in fault_of(f"{one}\nor.b64 \t%rd38, %rd132, {narrow};", b"") and asked == ["-sass"]
     assert "packed" in fault_of("add.s16x2 %r1, %r2, %r3;", b"")
+
+
+def test_what_the_assembler_made_wrong_is_never_launched(fake) -> None:
+    kernel, _, _ = fake("3.6.0")
+    kernel.asm = {"ptx": "add.s16x2 %r1, %r2, %r3;", "cubin": b""}
+    made = shim.CudaKernel(kernel, source())
+    for refused in (made.assemble, lambda: made.launch(0, 256, 512)):
+        with pytest.raises(TargetError, match="add_one: LLVM made packed"):
+            refused()
+    assert (kernel.plain, kernel.native) == (0, [])
+    kernel.asm = {}
+    made.assemble()
+    assert kernel.plain == 0
+    made.launch(0, 256, 512)
+    made.launch(0, 256, 512)
+    assert kernel.plain == 1
+    assert kernel.warmed == [0, 0, 0, 0], "compiled before the first launch, and not again"
+    shim.CudaKernel(kernel, source(grid=(0, 1))).assemble()
+    assert len(kernel.warmed) == 4

@@ -13,7 +13,7 @@ from megafuse.compiler.driver import compile_call
 from megafuse.compiler.engine import dot_rule
 from megafuse.core.device import device_spec
 from megafuse.core.dtypes import DType
-from megafuse.ir.chain import block, turned
+from megafuse.ir.chain import block, turned, turned_rows
 from megafuse.schedule.chain_tiling import ChainRequest, choose_chain_tile
 
 DEVICE = device_spec(90)
@@ -91,5 +91,24 @@ def test_tiles_are_turned_only_where_all_lines_of_shared_memory_are_full(
     x = torch.empty(300, widths[0], dtype=dtype, device="meta", requires_grad=True)
     compiled = compile_call(module, (x,), {}, DEVICE, dots=dot_rule("library"))
     (chain,) = [c for c in compiled.cover.chains if not c.forward] or [None]
-    assert chain is None or turned(chain) is expected
+    assert chain is None or turned(chain, DEVICE) is expected
     assert chain is not None or not expected
+
+
+@pytest.mark.parametrize("rows", [40, 132 * 16, 132 * 16 + 1, 132 * 32, 132 * 32 + 1])
+def test_narrow_tiles_are_for_few_rows(rows: int) -> None:
+    expected = next((n for n in (16, 32) if rows <= 132 * n), 64)
+    assert turned_rows(rows, DEVICE) == expected
+    assert turned_rows(rows, replace(DEVICE, narrow_tiles=False)) == 64
+    asked = replace(request(rows, 128, 128, 128), turned=True)
+    tile = choose_chain_tile(asked, DEVICE)
+    assert (tile.rows, tile.rows_per_chunk, tile.early) == (expected, max(expected, tile.rows_per_chunk), False)
+
+
+def test_chains_of_few_rows_are_turned_without_sums_too() -> None:
+    module = nn.Sequential(nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 128)).half().to("meta").requires_grad_(False)
+    for rows, expected in ((300, True), (132 * 32 + 1, False)):
+        x = torch.empty(rows, 128, dtype=torch.float16, device="meta")
+        (chain,) = compile_call(module, (x,), {}, DEVICE, dots=dot_rule("library")).cover.chains
+        assert turned(chain, DEVICE) is expected
+        assert not turned(chain, replace(DEVICE, narrow_tiles=False))

@@ -22,8 +22,9 @@ from megafuse.capture.state import TRACING, swapped_state
 from megafuse.capture.types import Captured
 from megafuse.capture.unify import Scalar
 from megafuse.compiler.bound import Bound, Place, Program, bind
-from megafuse.compiler.driver import compile_captured
+from megafuse.compiler.driver import Compiled, compile_captured
 from megafuse.compiler.plans import Tuner, complete, find_known
+from megafuse.compiler.proof import first_sound
 from megafuse.compiler.sharing import Sharing, stand_ins
 from megafuse.compiler.situation import reason_for_original
 from megafuse.compiler.watch import ModuleWatch
@@ -314,7 +315,11 @@ def _bind(
         getter.check_same_places(captured.leaves)
         known = find_known(spec, target, tune=options.tune, plan=options.plan)
         rule = available(dot_rule(options.dots, key.flags.tf32, options.chains), backend)
-        compiled = compile_captured(captured, spec, known=known, dots=rule, memory_budget=options.memory_budget)
+
+        def compile_(spec: DeviceSpec, rule: DotRule) -> Compiled:
+            return compile_captured(captured, spec, known=known, dots=rule, memory_budget=options.memory_budget)
+
+        compiled = first_sound(compile_, spec, rule, key.device) if target == "cuda" else compile_(spec, rule)
         compiled = complete(compiled, known, structure.engine.tuner, key.device)
         program = Program(compiled, compiled.artifact(backend, interpreted=target == "interpret"), scalars)
         structure.engine.generations += 1

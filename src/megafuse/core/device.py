@@ -17,6 +17,8 @@ class DeviceSpec:
 
     Units: bytes, bytes per second, flop per second, seconds; ``special_rate`` counts exp/log/tanh results per second.
     ``block_bandwidth``: rate at which programs that walk a block in several phases touch memory, cache hits included.
+    ``narrow_tiles``: operands of matrix units may have lines of less than 128 bytes in shared memory; False where the
+    assembler loses their addresses.
     """
 
     name: str
@@ -35,6 +37,7 @@ class DeviceSpec:
     dot_rate_fp32: float
     special_rate: float
     launch_seconds: float
+    narrow_tiles: bool = True
 
 
 _H200 = DeviceSpec(

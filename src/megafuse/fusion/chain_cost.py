@@ -31,6 +31,7 @@ from megafuse.ir.chain import (
     matrices_of,
     nests_of,
     turned,
+    turned_rows,
 )
 from megafuse.ir.graph import Node
 from megafuse.ir.nest import Nest
@@ -61,9 +62,10 @@ def chain_seconds(chain: Chain, memory: Memory, device: DeviceSpec, stored: Coll
     seen |= {memory_of(n, memory) for s in chain.stages for n in matrices_of(s)}
     written = [made_by(s).type for s in chain.stages if made_by(s) in stored and s not in sums]
     moved = bytes_of(seen, traces.values()) + sum(t.nbytes for t in written)
-    whole = turned(chain)
+    whole = turned(chain, device)
     few = not whole and (sums or chain.rows <= TYPICAL_ROWS * device.sms // 2)
-    programs = min(device.sms, ceil_div(chain.rows, TYPICAL_ROWS // 2 if few else TYPICAL_ROWS))
+    tile = turned_rows(chain.rows, device) if whole else TYPICAL_ROWS // 2 if few else TYPICAL_ROWS
+    programs = min(device.sms, ceil_div(chain.rows, tile))
     work = _work(chain, traces, device) * (TURNED if whole else 1.0) + sum(t.nbytes for t in written) / 2 / STORE_RATE
     walk = START + LATENCY * len(chain.dots) + moved / device.dram_bandwidth + work * device.sms / programs
     partial = sum(made_by(s).type.numel * 4 * 2 * programs for s in sums)

@@ -10,7 +10,9 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from megafuse.core.device import DeviceSpec
 from megafuse.core.dtypes import DType
+from megafuse.core.sizes import ceil_div
 from megafuse.ir.graph import Node, contiguous_strides
 from megafuse.ir.index import Affine, axis_index, combine
 from megafuse.ir.nest import Nest, Space
@@ -18,6 +20,7 @@ from megafuse.ir.trace import Inst, Memory, Trace, trace_nest
 from megafuse.ir.views import memory_of
 
 MOST_TURNED = 12  # products in tiles of columns by rows: with more, registers run out
+NARROW = (16, 32)  # rows of narrow tiles
 UNIT = 64  # features that matrix units take at once, and 16-bit elements of a full line of shared memory
 
 
@@ -106,17 +109,24 @@ def widths_of(chain: Chain) -> tuple[int, ...]:
     return (*walked, *itertools.chain(*(s.node.args[1].shape[1:] for s in chain.dots if isinstance(s, RowDot))))
 
 
-def turned(chain: Chain) -> bool:
+def turned(chain: Chain, device: DeviceSpec) -> bool:
     """Whether its tiles are columns by rows: then operands serve products and sums over the rows alike.
 
-    Only with columns that fill the matrix units of all warps, and the lines of shared memory: ptxas 12.8 loses parts of
-    the addresses of operands whose lines differ in width.
+    Without sums, where tiles have few rows: columns fill the matrix units. Only with columns that fill those of all
+    warps, and the lines of shared memory: ptxas 12.8 loses parts of the addresses of operands whose lines differ in
+    width.
     """
-    if len(chain.dots) > MOST_TURNED:
+    if len(chain.dots) > MOST_TURNED or chain.dots[0].node.dtype is DType.F32:
         return False
     edges = [block(n) for n in widths_of(chain)]
     fills = min(edges) >= UNIT and max(edges) <= 2 * UNIT
-    return fills and any(map(is_sum, chain.stages)) and chain.dots[0].node.dtype is not DType.F32
+    return fills and (any(map(is_sum, chain.stages)) or turned_rows(chain.rows, device) < UNIT)
+
+
+def turned_rows(rows: int, device: DeviceSpec) -> int:
+    """Rows of tiles that are columns by rows: fewer than fill a line of shared memory where programs would be idle."""
+    narrow = (n for n in NARROW if device.narrow_tiles and ceil_div(rows, n) <= device.sms)
+    return next(narrow, UNIT)
 
 
 def external_loads(chain: Chain, traces: Mapping[Nest, Trace]) -> Iterator[tuple[Inst, Trace]]:

@@ -199,12 +199,28 @@ class CudaKernel:
             return lambda stream, *pointers: None
         return self.variants.get((device, (True,) * len(self.dtypes)))
 
+    def assemble(self) -> None:
+        """Compile for the current device and aligned addresses, as the first launch would, and launch nothing.
+
+        Raises:
+            TargetError: the assembler may have made something else of the kernel.
+        """
+        if 0 not in self.source.grid:
+            self._compiled([0] * len(self.dtypes))
+
     def _first(self, key: Any, device: int, pointers: tuple[int, ...]) -> None:
         """The plain road: first launch of a variant, or hooks."""
+        if key not in self.variants:
+            self._compiled(pointers)
         compiled = self.plain(pointers)
         if key not in self.variants:
-            check_assembled(compiled, self.source)
             self.variants[key] = bind(compiled, self.kernel, self.source)
+
+    def _compiled(self, pointers: Sequence[int]) -> None:
+        src = self.source
+        given = [_Pointer(p, dtype) for p, dtype in zip(pointers, self.dtypes, strict=True)]
+        options = {"num_warps": src.num_warps, "num_stages": src.num_stages}
+        check_assembled(self.kernel.warmup(*given, *src.sizes, grid=src.grid, **options), src)
 
     def plain(self, pointers: Sequence[int]) -> Any:
         """Launch as any Triton user does; returns the compiled kernel.
@@ -236,6 +252,10 @@ class DescribedKernel:
     described: CudaKernel
     plain: CudaKernel
     positions: tuple[int, ...]
+
+    def assemble(self) -> None:
+        """Compile and check the kernel that aligned addresses get."""
+        self._able(_current_device()).assemble()
 
     @property
     def hooks(self) -> list[Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from megafuse.core.device import DeviceSpec
 from megafuse.core.dtypes import DType
 from megafuse.core.sizes import ceil_div
-from megafuse.ir.chain import UNIT, block
+from megafuse.ir.chain import block, turned_rows
 from megafuse.schedule.types import ChainTile
 
 MOST_BY_FOUR = 64 * 64  # elements of a matrix or a sum that four warps hold without matrix units
@@ -74,7 +74,7 @@ def _rows(request: ChainRequest, device: DeviceSpec) -> tuple[int, int]:
     """
     widest = max(map(block, request.widths))
     if request.turned:
-        return UNIT, widest // 16
+        return turned_rows(request.rows, device), widest // 16
     if request.sums or widest > 128:
         return (32 if widest <= 128 or not request.sums else 16), 8
     if ceil_div(request.rows, 64) <= device.sms // 2:

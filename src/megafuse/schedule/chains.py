@@ -80,7 +80,7 @@ class ChainMaker:
             dtype=dtype,
             plain=dtype is DType.F32,
             loaded=sum(loaded.values()),
-            turned=turned(chain),
+            turned=turned(chain, self.device),
         )
 
 
