@@ -95,12 +95,13 @@ def test_tiles_are_turned_only_where_all_lines_of_shared_memory_are_full(
     assert chain is not None or not expected
 
 
-@pytest.mark.parametrize("rows", [40, 132 * 16, 132 * 16 + 1, 132 * 32, 132 * 32 + 1])
-def test_narrow_tiles_are_for_few_rows(rows: int) -> None:
-    expected = next((n for n in (16, 32) if rows <= 132 * n), 64)
-    assert turned_rows(rows, DEVICE) == expected
-    assert turned_rows(rows, replace(DEVICE, narrow_tiles=False)) == 64
-    asked = replace(request(rows, 128, 128, 128), turned=True)
+@pytest.mark.parametrize(("sums", "programs"), [(False, 132), (True, 33)])
+@pytest.mark.parametrize("rows", [40, 33 * 16 + 1, 33 * 32 + 1, 132 * 16, 132 * 16 + 1, 132 * 32, 132 * 32 + 1])
+def test_narrow_tiles_are_for_few_rows(rows: int, sums: bool, programs: int) -> None:
+    expected = next((n for n in (16, 32) if rows <= programs * n), 64)
+    assert turned_rows(rows, sums, DEVICE) == expected
+    assert turned_rows(rows, sums, replace(DEVICE, narrow_tiles=False)) == 64
+    asked = replace(request(rows, 128, 128, 128, sums=sums), turned=True)
     tile = choose_chain_tile(asked, DEVICE)
     assert (tile.rows, tile.rows_per_chunk, tile.early) == (expected, max(expected, tile.rows_per_chunk), False)
 

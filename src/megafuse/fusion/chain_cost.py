@@ -64,7 +64,7 @@ def chain_seconds(chain: Chain, memory: Memory, device: DeviceSpec, stored: Coll
     moved = bytes_of(seen, traces.values()) + sum(t.nbytes for t in written)
     whole = turned(chain, device)
     few = not whole and (sums or chain.rows <= TYPICAL_ROWS * device.sms // 2)
-    tile = turned_rows(chain.rows, device) if whole else TYPICAL_ROWS // 2 if few else TYPICAL_ROWS
+    tile = turned_rows(chain.rows, bool(sums), device) if whole else TYPICAL_ROWS // 2 if few else TYPICAL_ROWS
     programs = min(device.sms, ceil_div(chain.rows, tile))
     work = _work(chain, traces, device) * (TURNED if whole else 1.0) + sum(t.nbytes for t in written) / 2 / STORE_RATE
     walk = START + LATENCY * len(chain.dots) + moved / device.dram_bandwidth + work * device.sms / programs

@@ -120,12 +120,17 @@ def turned(chain: Chain, device: DeviceSpec) -> bool:
         return False
     edges = [block(n) for n in widths_of(chain)]
     fills = min(edges) >= UNIT and max(edges) <= 2 * UNIT
-    return fills and (any(map(is_sum, chain.stages)) or turned_rows(chain.rows, device) < UNIT)
+    sums = any(map(is_sum, chain.stages))
+    return fills and (sums or turned_rows(chain.rows, sums, device) < UNIT)
 
 
-def turned_rows(rows: int, device: DeviceSpec) -> int:
-    """Rows of tiles that are columns by rows: fewer than fill a line of shared memory where programs would be idle."""
-    narrow = (n for n in NARROW if device.narrow_tiles and ceil_div(rows, n) <= device.sms)
+def turned_rows(rows: int, sums: bool, device: DeviceSpec) -> int:
+    """Rows of tiles that are columns by rows: fewer than fill a line of shared memory where programs would be idle.
+
+    Each program leaves its part of the ``sums`` over the rows: then a quarter of the device is enough.
+    """
+    programs = device.sms // 4 if sums else device.sms
+    narrow = (n for n in NARROW if device.narrow_tiles and ceil_div(rows, n) <= programs)
     return next(narrow, UNIT)
 
 

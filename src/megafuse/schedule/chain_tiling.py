@@ -74,7 +74,7 @@ def _rows(request: ChainRequest, device: DeviceSpec) -> tuple[int, int]:
     """
     widest = max(map(block, request.widths))
     if request.turned:
-        return turned_rows(request.rows, device), widest // 16
+        return turned_rows(request.rows, bool(request.sums), device), widest // 16
     if request.sums or widest > 128:
         return (32 if widest <= 128 or not request.sums else 16), 8
     if ceil_div(request.rows, 64) <= device.sms // 2:
