@@ -308,6 +308,32 @@ def test_machine_code_is_looked_at_where_operands_have_several_layouts(monkeypat
     assert "packed" in fault_of("add.s16x2 %r1, %r2, %r3;", b"")
 
 
+KEPT = """
+        /*0dc0*/                   MOV R12, UR12 ;
+        /*0dd0*/                   UIADD3.64 UR4, UR8, 0x3fe, URZ ;
+        /*0de0*/                   {use} ;
+        /*0df0*/              {guard} IMAD.U32 R12, RZ, RZ, UR5 ;
+"""
+
+
+@pytest.mark.parametrize("use", ["R2UR UR5, R13", "STG.E desc[UR60][R6.64], R5", "HGMMA.64x16x16 R24, gdesc[UR8], R24"])
+def test_addresses_kept_in_a_register_and_written_over_are_seen(use: str) -> None:
+    assert shim_worker.written_for_nothing(KEPT.format(use=use, guard="")) == ["R12"]
+    assert not shim_worker.written_for_nothing(KEPT.format(use=use, guard="@P0"))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "R2UR UR5, R12", "STG.E.128 desc[UR60][R6.64], R12", "STS.64 [R12+0x10], R2", "LDG.E R8, desc[UR60][R12.64]",
+        "STS.128 [R4], R10", "IADD3 R12, R12, 0x1, RZ", "HGMMA.64x128x16.F32 R8, gdesc[UR4], R8", "@P0 BRA 0x40",
+        "EXIT",
+    ],
+)  # fmt: skip
+def test_addresses_that_are_read_are_not(use: str) -> None:
+    assert not shim_worker.written_for_nothing(KEPT.format(use=use, guard=""))
+
+
 def test_what_the_assembler_made_wrong_is_never_launched(fake) -> None:
     kernel, _, _ = fake("3.6.0")
     kernel.asm = {"ptx": "add.s16x2 %r1, %r2, %r3;", "cubin": b""}

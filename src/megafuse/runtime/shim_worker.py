@@ -19,7 +19,9 @@ from typing import Any
 
 PACKED_ADD = "add.s16x2"  # ptxas 12.8 and 12.9 lose the constants of some of these: triton-lang/triton#11581
 _DESCRIPTOR = re.compile(r"(?:or|add)\.[bs]64 [^;]*, (-?\d{18,});")  # address of an operand of wgmma, with its layout
-_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)\s*([^;]*);")
+_JUMPS = frozenset("BRA BRX JMP JMX CALL RET EXIT BREAK BSSY BSYNC WARPSYNC YIELD".split())
+_MOVES = ("MOV", "IMAD.U32", "IMAD.MOV.U32")
+_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,5}\*/\s+(@!?U?P\w+\s+)?([A-Z0-9_.]+)\s*([^;]*);")
 
 
 def main() -> None:
@@ -90,8 +92,12 @@ def fault_of(ptx: str, cubin: bytes) -> str:
     if PACKED_ADD in ptx:
         return "LLVM made packed 16-bit additions, and ptxas loses the constants of some of them"
     layouts = {int(text) >> 32 for text in _DESCRIPTOR.findall(ptx)}
-    if len(layouts) > 1 and (lost := read_before_written(_cuobjdump(cubin, "-sass"))):
-        return f"ptxas lost the address of an operand (uniform register {lost[0]} is read and was never written)"
+    if len(layouts) > 1:
+        sass = _cuobjdump(cubin, "-sass")
+        if lost := read_before_written(sass):
+            return f"ptxas lost the address of an operand (uniform register {lost[0]} is read and was never written)"
+        if lost := written_for_nothing(sass):
+            return f"ptxas lost the address of an operand (register {lost[0]} keeps one and is written over)"
     return ""
 
 
@@ -102,7 +108,7 @@ def read_before_written(sass: str) -> list[str]:
     """
     written: set[int] = set()
     lost: list[str] = []
-    for op, text in _INSTRUCTION.findall(sass):
+    for _, op, text in _INSTRUCTION.findall(sass):
         first, *others = (part.strip() for part in text.split(","))
         target = re.fullmatch(r"UR(\d+)", first)
         wide = target is not None and "64" in op.split(".")[1:]
@@ -116,6 +122,34 @@ def read_before_written(sass: str) -> list[str]:
         if target:
             size = 4 if "128" in op else 2 if wide or "WIDE" in op else 1
             written |= {int(target[1]) + n for n in range(size)}
+    return lost
+
+
+def written_for_nothing(sass: str) -> list[str]:
+    """Registers into which uniform ones are moved, to be written over before any instruction reads them.
+
+    No assembler does that with what it needs not. ptxas 12.8 does where it has more addresses than uniform registers:
+    it keeps several in one register.
+    """
+    waiting: set[int] = set()
+    lost: list[str] = []
+    for guard, op, text in _INSTRUCTION.findall(sass):
+        kind = op.split(".")[0]
+        if kind in _JUMPS:
+            waiting.clear()
+            continue
+        first, *others = (part.strip() for part in text.split(","))
+        target = None if kind in ("ST", "STG", "STS", "RED") else re.fullmatch(r"R(\d+)", first)
+        reach = 128 if "MMA" in kind else 4  # registers that an operand may stand for
+        for part in others if target else (first, *others):
+            for number in map(int, re.findall(r"\bR(\d+)\b", part)):
+                waiting.difference_update(range(number, number + reach))
+        if target and not guard:
+            number = int(target[1])
+            lost += [f"R{number}"] * (number in waiting)
+            waiting.discard(number)
+            if op in _MOVES and re.search(r"\bUR\d+", text):
+                waiting.add(number)
     return lost
 
 
