@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from megafuse.capture.devices import FACTORIES, FROM_VALUES, Elsewhere
-from megafuse.capture.origins import current_origin, mark
+from megafuse.capture.origins import Names, current_origin, mark
 from megafuse.core.errors import NotFusableError
 
 META = torch.device("meta")
@@ -72,10 +72,11 @@ class TraceMode(TorchFunctionMode):
         constant_stand_ins: Sequence[torch.Tensor] | None,
         device: torch.device,
         stop: str,
+        modules: Names,
     ) -> None:
         super().__init__()
         self.swaps, self.constants, self.stand_ins = dict(swaps), constants, constant_stand_ins
-        self.device, self.stop = device, stop
+        self.device, self.stop, self.modules = device, stop, modules
         self.discover = constant_stand_ins is None
         self.elsewhere = Elsewhere(device)
         self.created = 0
@@ -88,7 +89,7 @@ class TraceMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _WHEREABOUTS:
             return _WHEREABOUTS[func](self.device)
-        mark(where := current_origin(self.stop))
+        mark(where := current_origin(self.stop, self.modules))
         args, given = self.replace(args), self.replace(kwargs)
         self.elsewhere.check_move(func, args, given, where)
         if isinstance(given.get("generator"), torch.Generator):

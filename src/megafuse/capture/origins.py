@@ -7,19 +7,22 @@ import linecache
 import os
 import re
 import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 import torch
+from torch import nn
 from torch.fx import traceback as fx_traceback
 
 from megafuse.ir.types import Origin
 
 TORCH_DIR = str(Path(torch.__file__).absolute().parent) + os.sep
 CAPTURE_DIR = str(Path(__file__).absolute().parent) + os.sep
-_NN_DIR = str(Path(TORCH_DIR) / "nn" / "modules") + os.sep
 _MARK = "megafuse:"
+Names = Mapping[int, tuple[str, str]]  # path and class of modules, by their ids
 _TRACE_LINE = re.compile(r'^ *File "(.+)", line (\d+)', re.MULTILINE)
 
 
@@ -33,45 +36,74 @@ def origin_at(filename: str, line: int) -> Origin:
     return Origin(Path(filename).name, line, linecache.getline(filename, line).strip())
 
 
-def current_origin(stop: str) -> Origin | None:
-    """The innermost line of the user's code; the walk ends at the capture function named ``stop``.
+def module_names(modules: Sequence[nn.Module], labels: Sequence[str]) -> Names:
+    """Path and class of each module by its id; ``labels``: the names of those at the top, or empty."""
+    found: dict[int, tuple[str, str]] = {}
+    for top, label in zip(modules, labels, strict=True):
+        for name, module in top.named_modules():
+            found.setdefault(id(module), (".".join(filter(None, (label, name))), type(module).__name__))
+    return found
 
-    Where the callable is itself a library module, the line in ``torch.nn.modules`` stands in.
-    """
+
+def current_origin(stop: str, modules: Names) -> Origin | None:
+    """Where the innermost line of the user's code is; the walk ends at the capture function named ``stop``."""
+    frames: list[tuple[FrameType, int]] = []
     frame: FrameType | None = sys._getframe(1)
-    library: FrameType | None = None
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if frame.f_code.co_name == stop and name.startswith(CAPTURE_DIR):
-            break
-        found = recorded_origin(frame) or (None if is_library(name) else origin_at(name, frame.f_lineno))
-        if found is not None:
-            return found
-        if library is None and name.startswith(_NN_DIR):
-            library = frame
+    while frame is not None and not (frame.f_code.co_name == stop and frame.f_code.co_filename.startswith(CAPTURE_DIR)):
+        frames.append((frame, frame.f_lineno))
         frame = frame.f_back
-    return None if library is None else origin_at(library.f_code.co_filename, library.f_lineno)
+    return _origin(frames, modules)
+
+
+def traceback_origin(tb: TracebackType | None, modules: Names) -> Origin | None:
+    """Where the innermost line of the user's code in a traceback is."""
+    frames: list[tuple[FrameType, int]] = []
+    while tb is not None:
+        frames.append((tb.tb_frame, tb.tb_lineno))
+        tb = tb.tb_next
+    return _origin(frames[::-1], modules)
+
+
+def _origin(frames: Iterable[tuple[FrameType, int]], modules: Names) -> Origin | None:
+    """From frames, innermost first: the first line of the user's, and the first module."""
+    line: Origin | None = None
+    path, kind = "", ""
+    for frame, number in frames:
+        recorded = recorded_origin(frame)
+        if recorded is not None:
+            return recorded
+        name = frame.f_code.co_filename
+        line = line or (None if is_library(name) else origin_at(name, number))
+        path, kind = (path, kind) if kind else modules.get(id(_first_argument(frame)), ("", ""))
+        if line is not None and kind:
+            break
+    return _within(line, path, kind)
+
+
+def _within(line: Origin | None, path: str, kind: str) -> Origin | None:
+    """The line, in the module where that is not the one at the top; without a line, the module."""
+    module = f"{path} ({kind})" if path else kind
+    if line is None:
+        return Origin("", 0, module=module) if module else None
+    return replace(line, module=module) if path else line
+
+
+def _first_argument(frame: FrameType) -> Any:
+    code = frame.f_code
+    return frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
 
 
 def recorded_origin(frame: FrameType) -> Origin | None:
-    """Where ``frame`` is fx running a recorded node: the innermost line of the user's code that the node came from."""
+    """Where ``frame`` is fx running a recorded node: the line and the module that the node came from."""
     code = frame.f_code
     if code.co_name != "run_node" or not code.co_filename.startswith(TORCH_DIR):
         return None
-    trace = getattr(frame.f_locals.get("n"), "stack_trace", None)
-    lines = [(file, int(line)) for file, line in _TRACE_LINE.findall(trace or "")]
-    users = [at for at in lines if not is_library(at[0])] or lines
-    return origin_at(*users[-1]) if users else None
-
-
-def traceback_origin(tb: TracebackType | None) -> Origin | None:
-    """The innermost line of the user's code in a traceback."""
-    found: Origin | None = None
-    while tb is not None:
-        name = tb.tb_frame.f_code.co_filename
-        found = recorded_origin(tb.tb_frame) or (found if is_library(name) else origin_at(name, tb.tb_lineno))
-        tb = tb.tb_next
-    return found
+    node = frame.f_locals.get("n")
+    lines = [(file, int(line)) for file, line in _TRACE_LINE.findall(getattr(node, "stack_trace", None) or "")]
+    users = [at for at in lines if not is_library(at[0])]
+    stack = list((getattr(node, "meta", {}).get("nn_module_stack") or {}).values())
+    path, kind = (stack[-1][0].partition("].")[2], stack[-1][1].__name__) if stack else ("", "")
+    return _within(origin_at(*users[-1]) if users else None, path, kind)
 
 
 def raised_by_user(tb: TracebackType | None) -> bool:
@@ -89,7 +121,7 @@ def raised_by_user(tb: TracebackType | None) -> bool:
 def mark(origin: Origin | None) -> None:
     """Make fx write ``origin`` on the nodes it records from now on."""
     if origin is not None:
-        fx_traceback.set_stack_trace([f"{_MARK}{origin.file}\0{origin.line}\0{origin.code}"])
+        fx_traceback.set_stack_trace([_MARK + "\0".join((origin.file, str(origin.line), origin.code, origin.module))])
 
 
 def node_origins(graph: torch.fx.Graph) -> dict[torch.fx.Node, Origin | None]:
@@ -124,5 +156,5 @@ def _of_arguments(node: torch.fx.Node, origins: dict[torch.fx.Node, Origin | Non
 def _parse(text: str | None) -> Origin | None:
     if not text or not text.startswith(_MARK):
         return None
-    file, line, code = text[len(_MARK) :].split("\0", 2)
-    return Origin(file, int(line), code)
+    file, line, code, module = text[len(_MARK) :].split("\0")
+    return Origin(file, int(line), code, module)

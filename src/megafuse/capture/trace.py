@@ -19,7 +19,7 @@ from megafuse.capture.devices import Elsewhere
 from megafuse.capture.kept import kept
 from megafuse.capture.leaves import FlatCall, Fn
 from megafuse.capture.modes import Constants, TraceMode, stand_in
-from megafuse.capture.origins import node_origins, raised_by_user, traceback_origin
+from megafuse.capture.origins import module_names, node_origins, raised_by_user, traceback_origin
 from megafuse.capture.state import TRACING, swapped_state
 from megafuse.capture.strides import RealStrides
 from megafuse.capture.types import OutSpec
@@ -62,6 +62,8 @@ class Subject:
 
     def __post_init__(self) -> None:
         self.elsewhere = Elsewhere(self.device)
+        labels = ["" if at is None else self.call.labels[at] for at in self.call.module_at]
+        self.names = module_names(self.call.modules, labels)
 
     def run(self, stand_ins: Sequence[torch.Tensor], constants: Sequence[torch.Tensor] | None) -> Any:
         """Call the function on stand-ins, one for each source."""
@@ -73,7 +75,7 @@ class Subject:
         by_id = {id(s.tensor): t for s, t in zip(self.sources, stand_ins, strict=True)}
         args, kwargs = pytree.tree_unflatten(arguments, self.call.spec)
         with TRACING, kept(self.call.scope) as outside, swapped_state(self.call.modules, swaps) as inside:
-            mode = TraceMode(by_id | swaps, self.constants, constants, self.device, stop="run")
+            mode = TraceMode(by_id | swaps, self.constants, constants, self.device, stop="run", modules=self.names)
             self.elsewhere = mode.elsewhere
             with mode, autocast_on("cpu" if self.device.type == "cpu" else "cuda", self.cast_once(stand_ins)):
                 result = self.fn(*args, **kwargs)
@@ -210,7 +212,7 @@ def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 def explain(error: Exception, subject: Subject) -> NoReturn:
     """Re-raise an error of tracing: the user's own as it is, PyTorch's with the user's line and a remedy."""
     text = str(error)
-    where = traceback_origin(error.__traceback__)
+    where = traceback_origin(error.__traceback__, subject.names)
     line = f"{where}  {where.code}" if where else None
     if isinstance(error, MegafuseError):
         raise error

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from megafuse.codegen.chain_program import ChainProgram, Product, RowSums, Stage
 from megafuse.codegen.dot_program import DotProgram, Matrices
 from megafuse.codegen.lower import PhaseLowering, lower_kernel, matrices_of, param_of
+from megafuse.codegen.names import source_note
 from megafuse.codegen.program import (
     Axis,
     Compute,
@@ -131,7 +132,7 @@ class _ChainLowering:
         operand = self.results[dot.operands[0]]
         self.stages.append(Product(sums, operand, matrices_of(dot.matrix), inner, cols, node.args[0].dtype))
         level = Level.TILE if cols > 1 else Level.ROW
-        body: list[Statement | Note] = [Note(f"src[{node.origin}]: {node.origin.code}")] if node.origin else []
+        body: list[Statement | Note] = [Note(source_note(node.origin))] if node.origin else []
         if dot.bias is not None:
             sums = self._biased(dot, cols, level, sums, body)
         if node.dtype is not DType.F32:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from megafuse.codegen.dot_program import PRODUCT, DotProgram, Matrices
+from megafuse.codegen.names import source_note
 from megafuse.codegen.program import (
     ColReduce,
     Compute,
@@ -193,11 +194,7 @@ class PhaseLowering:
         return [*out, *waiting]
 
     def _source(self, inst: Inst) -> str:
-        origin = inst.node.origin
-        if origin is None or inst.kind in ("load", "const", "iota", "inside", "within"):
-            return ""
-        code = f": {origin.code}" if origin.code else ""
-        return f"src[{origin.file}:{origin.line}]{code}"
+        return "" if inst.kind in ("load", "const", "iota", "inside", "within") else source_note(inst.node.origin)
 
     def _statement(self, inst: Inst) -> Statement | None:
         level = self.level(inst)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import keyword
 import re
 
+from megafuse.ir.types import Origin
+
 RESERVED = frozenset(
     [*keyword.kwlist, "tl", "triton", "libdevice", "np", "math", "ml_dtypes", "range", "float", "int", "min", "len"]
 )
@@ -14,6 +16,13 @@ def identifier(text: str) -> str:
     """``text`` as a Python identifier: other characters become underscores."""
     name = re.sub(r"\W", "_", text, flags=re.ASCII) or "value"
     return f"v_{name}" if name[0].isdigit() else name
+
+
+def source_note(origin: Origin | None) -> str:
+    """The comment that says where lines of a kernel come from; empty where that is not known."""
+    if origin is None:
+        return ""
+    return f"src[{origin}]: {origin.code}" if origin.code else f"src[{origin}]"
 
 
 class Namer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import PurePath
 from typing import Any
 
 from megafuse.ir.graph import Graph, Node
@@ -113,7 +112,7 @@ def _slice_text(node: Node) -> str:
 
 def _comment(node: Node) -> str:
     """Type and the user's line."""
-    origin = f"  src[{PurePath(node.origin.file).name}:{node.origin.line}]" if node.origin else ""
+    origin = f"  src[{node.origin}]" if node.origin else ""
     return f"# {node.type}{origin}"
 
 

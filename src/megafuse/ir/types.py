@@ -37,14 +37,21 @@ class TensorType:
 
 @dataclass(frozen=True)
 class Origin:
-    """A line of the user's code from which a node came."""
+    """Where a node came from: a line of the user's code, and the module in which it ran.
+
+    ``module``: path and class, as in ``net.1 (GELU)``; empty in the module that is fused itself. ``file`` is empty
+    where no line of the user's computes the node, as in a plain ``nn.Sequential``: the module alone says where it is.
+    """
 
     file: str
     line: int
     code: str = ""
+    module: str = ""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
+        if not self.file:
+            return f"module {self.module}"
+        return f"{self.file}:{self.line} in {self.module}" if self.module else f"{self.file}:{self.line}"
 
 
 @dataclass(frozen=True)
