@@ -62,7 +62,19 @@ def test_tensors_are_named_by_what_they_are(explained):
 
 
 def test_a_plan_that_is_interpreted_says_so(explained):
-    assert "sm_90); its kernels run as numpy text on the CPU here (target='interpret')" in str(explained)
+    said = "its kernels run here as NumPy on the CPU (target='interpret'), not on that GPU: right, but slow"
+    assert f"(sm_90)\n  {said}\n" in str(explained)
+
+
+def test_sizes_that_share_a_plan_are_listed():
+    fused = megafuse.fuse(Gated(), torch.randn(6, 16), target="interpret")
+    for rows in (3, 5, 1, 5, 6):
+        fused(torch.randn(rows, 16))
+    explained = megafuse.explain(fused)
+    assert [p.title.partition(" (")[0] for p in explained] == ["x f32[6, 16]", "x f32[n, 16]", "x f32[1, 16]"]
+    assert [p.serves for p in explained] == ["", "n = 3, 5", ""]
+    assert "3 plans, one for each kind of call" in str(explained)
+    assert "sizes share this plan; so far it serves n = 3, 5\n" in str(explained)
 
 
 def test_products_have_shapes_and_the_library_call(explained):
@@ -142,7 +154,17 @@ def test_eager_without_an_estimate():
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0, "0 B"), (12.0, "12 B"), (1.68e9, "1.68 GB"), (0.00123, "1.23 mB"), (2e-9, "2 nB")]
+    ("value", "text"),
+    [
+        (0, "0 B"),
+        (12.0, "12 B"),
+        (999, "999 B"),
+        (999.9, "1 kB"),
+        (1.68e9, "1.68 GB"),
+        (0.00123, "1.23 mB"),
+        (2e-9, "2 nB"),
+        (9.9999e-7, "1 uB"),
+    ],
 )
 def test_quantities(value, text):
     assert quantity(value, "B") == text

@@ -164,6 +164,11 @@ class Engine:
         """The first binding of each program made so far, and of each reason for running the original; oldest first."""
         return [b for s in self._structures.values() for b in s.made]
 
+    def sizes_served(self, bound: Bound) -> list[Mapping[str, int]]:
+        """The open sizes for which the program of ``bound`` was bound, oldest first; empty where it has none."""
+        kept = [b for s in self._structures.values() for b in s.kept() if b.compiled is bound.compiled and b.sizes]
+        return [dict(pairs) for pairs in dict.fromkeys(tuple(b.sizes.items()) for b in kept)]
+
 
 class _Structure:
     """Calls that differ in their tensors alone."""
@@ -185,6 +190,9 @@ class _Structure:
         """No module changed its mode, attributes, submodules or hooks, and no closure or global changed, since then."""
         same = self.watch.unchanged() and self.scope.unchanged()
         return same and torch.get_default_dtype() is self.key[-1]
+
+    def kept(self) -> list[Bound]:
+        return self._binder.kept()
 
     def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
         return self._find(args, kwargs)[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +13,8 @@ from megafuse.api import engine_of
 from megafuse.compiler import Bound, Compiled
 from megafuse.core.device import DeviceSpec
 from megafuse.core.sizes import open_dims, settle, typical
-from megafuse.explanation.calls import (
-    StepReader,
-    buffer_origins,
-    kernel_of_nests,
-    library_edges,
-    recomputed_in_backward,
-)
+from megafuse.explanation.boundaries import kernel_of_nests, step_edges
+from megafuse.explanation.calls import StepReader, buffer_origins, recomputed_in_backward
 from megafuse.explanation.eager import EagerEstimate, estimate_eager
 from megafuse.explanation.legend import legend
 from megafuse.explanation.records import Coverage, Edge, Explanation, PlanInfo
@@ -31,6 +26,7 @@ from megafuse.ir.graph import Graph, Node
 from megafuse.ir.trace import Trace
 from megafuse.ir.types import Cast, Input, Map, Opaque, Reduce
 
+MAX_SIZES = 12
 _NODE = re.compile(r"%(\d+):(\w+)")
 _DTYPES = {"f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16,
            "i64": torch.int64, "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8,
@@ -51,18 +47,21 @@ def explain(fused: Any, *, resources: bool = False) -> Explanation:
     engine = engine_of(fused)
     owner = getattr(engine.original, "__self__", None)  # a module is served through its bound forward
     subject = type(owner).__name__ if owner is not None else getattr(engine.original, "__name__", "callable")
-    plans = tuple(_explain_bound(b, subject, resources) for b in engine.bindings)
+    plans = tuple(_explain_bound(b, subject, resources, engine.sizes_served(b)) for b in engine.bindings)
     return Explanation(subject, plans, format_explanation(subject, plans))
 
 
-def _explain_bound(bound: Bound, subject: str, resources: bool) -> PlanInfo:
+def _explain_bound(bound: Bound, subject: str, resources: bool, sizes: Sequence[Mapping[str, int]]) -> PlanInfo:
     compiled = bound.compiled
     if compiled is None or bound.spec is None:
         return PlanInfo(subject, reason=bound.reason)
     plan = explain_compiled(compiled, eager_of(compiled, bound.spec.original))
+    served = ", ".join("x".join(map(str, s.values())) for s in sizes[:MAX_SIZES])
+    more = f" and {len(sizes) - MAX_SIZES} more" if len(sizes) > MAX_SIZES else ""
+    plan = replace(plan, serves=f"{' x '.join(sizes[0])} = {served}{more}") if sizes else plan
     if bound.interpreted:
-        text = f"its kernels run as {bound.interpreted} text on the CPU here (target='interpret')"
-        plan = replace(plan, runs_as=text)
+        kind = "NumPy" if bound.interpreted == "numpy" else "Triton's interpreter, which is NumPy"
+        plan = replace(plan, runs_as=f"{kind} on the CPU (target='interpret'), not on that GPU")
     return with_resources(plan, compiled_resources(compiled), compiled.device) if resources else plan
 
 
@@ -77,17 +76,17 @@ def explain_compiled(compiled: Compiled, eager: EagerEstimate | None = None) -> 
     homes = kernel_of_nests(step, cover.nests)
     names = _names(compiled)
     edges = [Edge(homes[b.first], homes[b.second], _readable(b.reason, names)) for b in cover.boundaries]
-    edges += [Edge(*edge) for edge in library_edges(step)]
     return PlanInfo(
         title=_title(compiled),
         device=f"{device.name} (sm_{device.arch})",
         calls=reader.calls(),
-        edges=tuple(dict.fromkeys(edges)),
+        edges=step_edges(step, edges),
         decisions=tuple(_readable(d, names) for d in cover.decisions),
         notes=step.notes,
         saved=tuple(map(reader.tensor, step.saved)),
         peak_bytes=compiled.memory.peak,
         recomputed=recomputed_in_backward(step, compiled.graph.forward_nodes()),
+        candidates=compiled.selection.table,
         opaque=tuple(map(str, compiled.captured.support.opaque)),
         coverage=coverage(compiled.graph),
         eager=eager,

@@ -10,7 +10,7 @@ from typing import Any
 from megafuse.core.device import DeviceSpec
 from megafuse.core.sizes import typical
 from megafuse.explanation.coalescing import coalescing
-from megafuse.explanation.eager import call_seconds
+from megafuse.explanation.eager import call_seconds, dot_rate
 from megafuse.explanation.records import Call, KernelInfo, LibraryInfo, PhaseInfo, TensorInfo
 from megafuse.ir.graph import Node, contiguous_strides
 from megafuse.ir.trace import Trace
@@ -72,10 +72,10 @@ class StepReader:
         seconds = self.device.launch_seconds + max(memory, work)
         if kernel.dot is not None:
             seconds = self._product_seconds(kernel.dot, kernel.dram_bytes)
+        flops, dtype = _flops(kernel)
         if kernel.chain is not None:
-            dtype = self.buffers[kernel.args[0]].dtype.value
-            products = call_seconds(self.device, 0, _chain_flops(kernel.chain), dtype)
-            seconds = max(self.device.launch_seconds + memory, products + work)
+            seconds = max(self.device.launch_seconds + memory, call_seconds(self.device, 0, flops, dtype) + work)
+        measured = self.measured.get(kernel.key)
         return KernelInfo(
             name=kernel.name,
             forward=forward,
@@ -86,12 +86,18 @@ class StepReader:
             num_warps=kernel.num_warps,
             dram_bytes=kernel.dram_bytes,
             seconds=seconds,
-            measured=self.measured.get(kernel.key),
+            measured=measured,
             product=_product(kernel.dot) if kernel.dot else _chain(kernel.chain) if kernel.chain else "",
-            flops=_flops(kernel.dot) if kernel.dot else _chain_flops(kernel.chain) if kernel.chain else 0,
+            num_products=len(_products(kernel)),
+            flops=flops,
+            shares=self._shares(kernel.dram_bytes, flops, dtype, measured or seconds),
             coalesced=coalescing(kernel.phases, self._strides),
             apart=kernel.apart,
         )
+
+    def _shares(self, dram_bytes: int, flops: int, dtype: str, seconds: float) -> tuple[float, float]:
+        """What a call uses of the DRAM's bandwidth and of the peak of matrix units."""
+        return dram_bytes / self.device.dram_bandwidth / seconds, flops / dot_rate(self.device, dtype) / seconds
 
     def _strides(self, node: Node) -> Sequence[int]:
         buffer = self.buffers.get(self.step.names.get(node, ""))
@@ -101,8 +107,7 @@ class StepReader:
     def _product_seconds(self, dot: DotPart, moved: int) -> float:
         """The library's time for the product, what a generated one takes longer, and the epilogue's traffic."""
         operands = self._view_bytes(dot.a) + self._view_bytes(dot.b)
-        dtype = self.buffers[dot.a.buffer].dtype.value
-        library = call_seconds(self.device, operands, _flops(dot), dtype)
+        library = call_seconds(self.device, operands, *_flops_of([dot.node]))
         return library + self.slower(dot.node) + (moved - operands) / self.device.dram_bandwidth
 
     def _dot(self, call: DotCall, forward: bool) -> LibraryInfo:
@@ -115,6 +120,7 @@ class StepReader:
         flops = typical(2 * batch * m * n * k)
         shapes = f"{list(call.a.shape)} x {list(call.b.shape)}"
         dtype = self.buffers[call.out.buffer].dtype.value
+        seconds = call_seconds(self.device, moved, flops, dtype)
         return LibraryInfo(
             call=f"torch.{names[batch != 1, call.bias is not None]}",
             what=f"{call.out.buffer} = {call.a.buffer} @ {call.b.buffer}{bias}: {shapes}",
@@ -123,21 +129,24 @@ class StepReader:
             is_dot=True,
             flops=flops,
             dram_bytes=moved,
-            seconds=call_seconds(self.device, moved, flops, dtype),
+            seconds=seconds,
+            shares=self._shares(moved, flops, dtype, seconds),
         )
 
     def _opaque(self, call: OpaqueCall, forward: bool) -> LibraryInfo:
         made = [r for r in call.results if r is not None]
         moved = sum(self._view_bytes(v) for v in call.args) + sum(self.tensor(r).nbytes for r in made)
+        seconds = call_seconds(self.device, moved, 0, "f32")
         return LibraryInfo(
-            call=f"opaque call {call.call}",
+            call=f"ATen call {call.call}",
             what=f"{', '.join(made)}: {call.reason}",
             where=_line(self.origins.get(made[0])) if made else "",
             forward=forward,
             is_dot=False,
             flops=0,
             dram_bytes=moved,
-            seconds=call_seconds(self.device, moved, 0, "f32"),
+            seconds=seconds,
+            shares=self._shares(moved, 0, "f32", seconds),
         )
 
     def _view_bytes(self, view: View) -> int:
@@ -145,14 +154,21 @@ class StepReader:
         return int(typical(touched)) * self.buffers[view.buffer].dtype.size
 
 
-def _flops(dot: DotPart) -> int:
-    problems, rows, inner = dot.a.shape
-    return int(2 * problems * rows * inner * dot.b.shape[2])
+def _products(kernel: KernelSchedule) -> list[Node]:
+    """The matrix products that a kernel computes."""
+    if kernel.dot is not None:
+        return [kernel.dot.node]
+    return [] if kernel.chain is None else [s.node for s in kernel.chain.stages if not isinstance(s, int)]
 
 
-def _chain_flops(chain: ChainPart) -> int:
-    dots = [s.node for s in chain.stages if not isinstance(s, int)]
-    return sum(2 * math.prod(d.shape) * d.args[0].shape[2] for d in dots)
+def _flops(kernel: KernelSchedule) -> tuple[int, str]:
+    return _flops_of(_products(kernel))
+
+
+def _flops_of(dots: Sequence[Node]) -> tuple[int, str]:
+    """Floating-point operations of products, and the element type of their operands."""
+    flops = sum(typical(2 * math.prod(d.shape) * d.args[0].shape[2]) for d in dots)
+    return flops, dots[0].args[0].dtype.value if dots else "f32"
 
 
 def _chain(chain: ChainPart) -> str:
@@ -188,39 +204,6 @@ def _sources(traces: Iterable[Trace]) -> tuple[str, ...]:
 def buffer_origins(step: Step) -> dict[str, Origin | None]:
     """The user's line of each buffer's value."""
     return {name: node.origin for node, name in step.names.items()}
-
-
-def kernel_of_nests(step: Step, nests: Iterable[Any]) -> list[str]:
-    """The kernel in which each nest runs, by name ("" where none was found)."""
-    homes: dict[Any, str] = {}
-    for kernel in step.kernels:
-        for phase in kernel.phases:
-            for root, _ in phase.targets:
-                homes.setdefault(root.anchor, kernel.name)
-            for root in phase.trace.nest.roots:
-                homes.setdefault(root.anchor, kernel.name)
-    return [next((homes[r.anchor] for r in nest.roots if r.anchor in homes), "") for nest in nests]
-
-
-def library_edges(step: Step) -> list[tuple[str, str, str]]:
-    """(kernel before, kernel after, why) for each library or opaque call that stands between two kernels."""
-    made: dict[str, str] = {}
-    waiting: dict[str, tuple[str, str]] = {}  # result -> (kernel that made an operand, why)
-    edges = []
-    for call in (*step.forward, *step.backward):
-        if isinstance(call, Launch):
-            kernel = step.kernels[call.kernel]
-            edges += [(waiting[n][0], kernel.name, waiting[n][1]) for n in kernel.reads if n in waiting]
-            made |= dict.fromkeys(kernel.writes, kernel.name)
-            waiting = {n: w for n, w in waiting.items() if n not in kernel.reads}
-        elif isinstance(call, DotCall | OpaqueCall):
-            dot = isinstance(call, DotCall)
-            operands = (call.a, call.b) if isinstance(call, DotCall) else call.args
-            results = [call.out.buffer] if isinstance(call, DotCall) else [r for r in call.results if r]
-            maker = next((made[v.buffer] for v in operands if v.buffer in made), "")
-            why = f"{', '.join(results)} between them is {'a library product' if dot else 'an op that runs as it is'}"
-            waiting |= {r: (maker, why) for r in results if maker}
-    return list(dict.fromkeys(edges))
 
 
 def recomputed_in_backward(step: Step, forward: frozenset[Node]) -> int:

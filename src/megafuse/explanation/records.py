@@ -55,7 +55,8 @@ class Resources:
 class KernelInfo:
     """A generated kernel. ``sources``: the user's lines that it computes; ``seconds`` include the launch.
 
-    ``product``: the matrix product in which it starts, if any, and ``flops`` those of that product.
+    ``product``: the matrix products that it computes, if any; ``num_products`` and ``flops`` are theirs.
+    ``shares``: of DRAM bandwidth and of the peak of matrix units, at ``measured`` time where that is known.
     ``measured``: seconds of a launch on this GPU, where its tiles were measured. ``resources``: where it was compiled.
     ``coalesced``: what its loads use of the memory sectors that they touch. ``apart``: its phases are small kernels
     that share the launch.
@@ -71,7 +72,9 @@ class KernelInfo:
     dram_bytes: int
     seconds: float
     product: str = ""
+    num_products: int = 0
     flops: int = 0
+    shares: tuple[float, float] = (0.0, 0.0)
     measured: float | None = None
     coalesced: float = 1.0
     resources: Resources | None = None
@@ -83,7 +86,8 @@ class LibraryInfo:
     """A library product or an op that runs as it is.
 
     ``call``: the library function or ATen op; ``what``: shapes, or the reason; ``where``: the user's line. ``seconds``
-    of an opaque op is the time of its memory traffic alone.
+    of an opaque op is the time of its memory traffic alone. ``shares``: of DRAM bandwidth and of the peak of matrix
+    units.
     """
 
     call: str
@@ -94,6 +98,7 @@ class LibraryInfo:
     flops: int
     dram_bytes: int
     seconds: float
+    shares: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,8 @@ class PlanInfo:
     """One binding: everything planned for calls of these shapes. ``reason`` is set where the original ops run.
 
     ``names`` say what the tensors are, a line for each kind; ``runs_as`` how the plan runs here, where that is not on
-    ``device``.
+    ``device``; ``serves`` for which values of its open sizes. ``candidates``: plans that were compared, cheapest
+    first: name, seconds up to what they have in common, and whether predicted or measured; the first was taken.
     """
 
     title: str
@@ -152,6 +158,8 @@ class PlanInfo:
     compile_seconds: dict[str, float] = field(default_factory=dict, compare=False)
     names: tuple[str, ...] = ()
     runs_as: str = ""
+    serves: str = ""
+    candidates: tuple[tuple[str, float, str], ...] = ()
 
     @property
     def kernels(self) -> tuple[KernelInfo, ...]:

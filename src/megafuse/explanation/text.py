@@ -11,7 +11,8 @@ MAX_SOURCES = 12
 
 
 def quantity(value: float, unit: str) -> str:
-    """``value`` with a decimal prefix: 1.68 GB, 12.3 us."""
+    """``value`` in three digits with a decimal prefix: 1.68 GB, 12.3 us."""
+    value = float(f"{value:.3g}")
     if value == 0:
         return f"0 {unit}"
     prefixes = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "u"))
@@ -19,23 +20,31 @@ def quantity(value: float, unit: str) -> str:
     return f"{value / scale:.3g} {prefix}{unit}"
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things: 1 kernel, 2 kernels."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def format_explanation(subject: str, plans: Sequence[PlanInfo]) -> str:
     """Text of all bindings."""
-    count = f"{len(plans)} binding{'' if len(plans) == 1 else 's'}"
-    return "\n\n".join([f"{subject}: {count}", *(format_plan(p) for p in plans)]) + "\n"
+    each = ", one for each kind of call" if len(plans) > 1 else ""
+    return "\n\n".join([f"{subject}: {counted(len(plans), 'plan')}{each}", *(format_plan(p) for p in plans)]) + "\n"
 
 
 def format_plan(plan: PlanInfo) -> str:
     """Text of one binding: every call with what it computes and moves, then boundaries, memory and totals."""
     if plan.reason:
         return f"{plan.title}: not fused\n  {plan.reason}"
-    lines = [f"plan for {plan.title} on {plan.device}{f'; {plan.runs_as}' if plan.runs_as else ''}"]
+    lines = [f"plan for {plan.title} on {plan.device}"]
+    lines += [f"  sizes share this plan; so far it serves {plan.serves}"] if plan.serves else []
+    lines += [f"  its kernels run here as {plan.runs_as}: right, but slow"] if plan.runs_as else []
     for title, forward in (("forward", True), ("backward", False)):
         calls = [c for c in plan.calls if c.forward is forward]
         lines += [f"{title}: {_counts(calls)}", *(line for c in calls for line in _call_lines(c))] if calls else []
     lines += _section("names", plan.names)
     lines += _section("boundaries: why these are not one pass", _edge_lines(plan))
     lines += _section("decisions", [*plan.decisions, *plan.notes])
+    lines += _section("plans compared", _candidate_lines(plan))
     lines += _saved_lines(plan)
     lines += _section("ops that run as they are", plan.opaque)
     return "\n".join([*lines, format_summary(plan)])
@@ -44,51 +53,77 @@ def format_plan(plan: PlanInfo) -> str:
 def format_summary(plan: PlanInfo) -> str:
     """Totals of one binding beside eager's estimate; all of it predicted, nothing measured."""
     cover = plan.coverage
-    products = sum(bool(k.product) for k in plan.kernels)
-    inside = f" by the library, {products} in generated kernels" if products else ""
     lines = [
         "totals (predicted, not measured)",
-        f"  floating-point ops other than dots: {cover.generated} in generated kernels, {cover.opaque} opaque "
+        f"  ops besides matrix products: {cover.generated} in generated kernels, {cover.opaque} run as they are "
         f"({100 * cover.share:.1f} % generated)",
-        f"  dots: {len(plan.dots)}{inside}, {quantity(plan.flops, 'flop')}, {quantity(plan.dot_seconds, 's')}",
-        f"  plan:  {len(plan.calls):3} calls, DRAM traffic {quantity(plan.dram_bytes, 'B')}, time "
-        f"{quantity(plan.seconds, 's')}",
+        f"  matrix products: {_products(plan)}",
+        f"  plan:  {_total(len(plan.calls), plan.dram_bytes, plan.seconds)}",
     ]
     if plan.eager is None:
         return "\n".join([*lines, "  eager: no estimate (the original does not run on tensors without data)"])
     eager = plan.eager
-    lines.append(
-        f"  eager: {len(eager.ops):3} calls, DRAM traffic {quantity(eager.dram_bytes, 'B')}, time "
-        f"{quantity(eager.seconds, 's')}  (rule: {eager.rule})"
-    )
+    lines.append(f"  eager: {_total(len(eager.ops), eager.dram_bytes, eager.seconds)}  (rule: {eager.rule})")
     return "\n".join(lines)
+
+
+def _products(plan: PlanInfo) -> str:
+    inside = sum(k.num_products for k in plan.kernels)
+    if not plan.dots and not inside:
+        return "none"
+    library = f"; {quantity(plan.dot_seconds, 's')} in the library" if plan.dots else ""
+    counts = f"{len(plan.dots)} by the library, {inside} in generated kernels"
+    return f"{counts}; {quantity(plan.flops, 'flop')} in all{library}"
+
+
+def _total(calls: int, dram_bytes: int, seconds: float) -> str:
+    return (
+        f"{calls:3} {'call' if calls == 1 else 'calls'}, {quantity(dram_bytes, 'B')} of DRAM traffic, "
+        f"{quantity(seconds, 's')}"
+    )
 
 
 def _counts(calls: Sequence[Call]) -> str:
     kernels = sum(isinstance(c, KernelInfo) for c in calls)
     dots = sum(isinstance(c, LibraryInfo) and c.is_dot for c in calls)
     opaque = len(calls) - kernels - dots
-    extra = f", {opaque} opaque" if opaque else ""
-    return f"{kernels} kernels, {dots} dots{extra}"
+    kinds = ((kernels, "generated kernel"), (dots, "library product"), (opaque, "other ATen op"))
+    return ", ".join(counted(number, what) for number, what in kinds if number)
 
 
 def _call_lines(call: Call) -> list[str]:
     cost = f"{quantity(call.dram_bytes, 'B')}, {quantity(call.seconds, 's')}"
+    shares = _shares(call)
     if isinstance(call, LibraryInfo):
         where = f"    {call.where}" if call.where else ""
-        return [f"  {call.call}  {call.what}  ({cost})", *([where] if where else [])]
+        return [f"  {call.call}  {call.what}  ({cost}; {shares})", *([where] if where else [])]
     measured = "" if call.measured is None else f" predicted, {quantity(call.measured, 's')} measured"
-    lines = [f"  {call.name}  ({cost}{measured}, {call.num_warps} warps)"]
+    lines = [f"  {call.name}  ({cost}{measured}; {shares}; {counted(call.num_warps, 'warp')})"]
     lines += [f"    multiplies {call.product}"] if call.product else []
     lines += [f"    computes {s}" for s in call.sources[:MAX_SOURCES]]
     if len(call.sources) > MAX_SOURCES:
-        lines.append(f"    and {len(call.sources) - MAX_SOURCES} more lines")
+        lines.append(f"    and {counted(len(call.sources) - MAX_SOURCES, 'more line')}")
     lines += [f"    reads  {_tensors(call.reads)}", f"    writes {_tensors(call.writes)}"]
     lines += [f"    {line}" for line in _phases(call)]
     if call.resources is None:
         return lines
     loads = f"loads use {100 * call.coalesced:.0f} % of the memory sectors that they touch"
     return [*lines, f"    {resources_text(call.resources)}", f"    {loads}"]
+
+
+def _shares(call: Call) -> str:
+    """How near a call comes to what the device can do."""
+    bandwidth, peak = (f"{100 * share:.0f} %" for share in call.shares)
+    return f"{bandwidth} of DRAM bandwidth" + (f", {peak} of matrix peak" if call.flops else "")
+
+
+def _candidate_lines(plan: PlanInfo) -> list[str]:
+    """The plans that were compared, cheapest first; none where there was one alone."""
+    if len(plan.candidates) < 2:
+        return []
+    (taken, least, _), *others = plan.candidates
+    lines = (f"{name}: {quantity(seconds - least, 's')} more, {how}" for name, seconds, how in others)
+    return [f"{taken}: taken", *lines]
 
 
 def resources_text(found: Resources) -> str:
@@ -98,8 +133,8 @@ def resources_text(found: Resources) -> str:
     room = found.room
     return (
         f"{found.registers} registers, {found.spills} B spilled, {quantity(found.shared, 'B')} shared memory; "
-        f"{found.programs} programs, room for {room.programs} on an SM: {100 * room.share:.0f} % of its threads, "
-        f"limited by {room.limit}; paced by {found.pace}"
+        f"{counted(found.programs, 'program')}, room for {room.programs} on an SM: {100 * room.share:.0f} % of its "
+        f"threads, limited by {room.limit}; paced by {found.pace}"
     )
 
 
@@ -118,7 +153,8 @@ def _phases(kernel: KernelInfo) -> list[str]:
 def _tile(phase: PhaseInfo) -> str:
     cols = "+".join(map(str, phase.pieces))
     why = f" ({phase.why})" if phase.why else ""
-    return f"tile {phase.row_tile} rows x {cols} cols of {phase.rows} x {phase.cols}{why}"
+    rows = counted(phase.row_tile, "row")
+    return f"tile {rows} x {cols} {'column' if cols == '1' else 'columns'} of {phase.rows} x {phase.cols}{why}"
 
 
 def _section(title: str, items: Iterable[str]) -> list[str]:
@@ -131,7 +167,7 @@ def _edge_lines(plan: PlanInfo) -> list[str]:
     pairs: dict[tuple[str, str], list[str]] = {}
     for edge in plan.edges:
         pairs.setdefault((edge.first, edge.second), []).append(str(edge))
-    return [e[0] if len(e) == 1 else f"{e[0]} (and {len(e) - 1} more of their values)" for e in pairs.values()]
+    return [e[0] if len(e) == 1 else f"{e[0]} (and {counted(len(e) - 1, 'more reason')})" for e in pairs.values()]
 
 
 def _saved_lines(plan: PlanInfo) -> list[str]:
@@ -146,5 +182,6 @@ def _saved_lines(plan: PlanInfo) -> list[str]:
     rest = [t.name for t in plan.saved if t.kind != "saved"]
     lines += [f"  kept anyway: {', '.join(rest)}"] if rest else []
     if plan.recomputed:
-        lines.append(f"  {plan.recomputed} forward values are not saved but recomputed inside backward kernels")
+        values = f"{counted(plan.recomputed, 'forward value')} {'is' if plan.recomputed == 1 else 'are'}"
+        lines.append(f"  {values} not saved but computed again inside backward kernels")
     return [*lines, peak]

@@ -93,7 +93,7 @@ def orient(root: Root, space: Space) -> Root:
     rows, cols = space.row_names, space.col_names
     name = repr(root.anchor.value)
     if root.axes != rows | cols and root.axes != rows:
-        raise NestError(f"{name} is made over other axes than this nest walks")
+        raise NestError(f"{name} is computed along other axes than a walk that serves both would have")
     reduced = root.reduced_axes
     if root.arg_index is None:
         return root
@@ -101,4 +101,4 @@ def orient(root: Root, space: Space) -> Root:
         return replace(root, by_rows=False)
     if reduced <= rows:
         return replace(root, by_rows=True)
-    raise NestError(f"{name} reduces over rows and columns of this nest at once")
+    raise NestError(f"{name} reduces over rows and columns of a common walk at once; a walk can do one of them")

@@ -249,9 +249,8 @@ def _options(
     graph, known = plan.graph, plan.known
     anchors, search = _start(plan, extra, fused, chains)
     items = search.run()
-    stored = f"{len(extra)} values stored, " if extra else ""
-    stored += f"{len(fused)} epilogues of dots, " if fused else ""
-    stored += f"{len(chains)} chains, " if chains else ""
+    parts = (("values stored", extra), ("products with what follows", fused), ("chains", chains))
+    counts = "".join(f"{what}: {len(those)}; " for what, those in parts if those)
     unwritten = unwritten_bytes(graph, anchors.materialised, items) / known.device.dram_bandwidth if fused else 0.0
     unwritten -= chains_seconds(graph, anchors.materialised, items, chains, known.device, plan.dots.tf32)
     out: list[CoverOption] = []
@@ -263,7 +262,7 @@ def _options(
             seconds = total_seconds(groups) - unwritten
             tf32 = plan.dots.tf32
             made = (graph, anchors, search, tuple(groups), decisions, tf32, chains)
-            out.append(CoverOption(stored + name, seconds, *made))
+            out.append(CoverOption(counts + name, seconds, *made))
     return out
 
 

@@ -147,7 +147,7 @@ def trace_nest(nest: Nest, materialised: Memory, overrides: Mapping[Node, Node] 
         except NeedSplit as need:
             nest = nest.split(need.axis, need.inner)
         except NotAffine as bad:
-            raise NestError(f"the columns do not follow the nest's axes: {bad}") from None
+            raise NestError(f"the columns do not follow the walk's axes: {bad}") from None
         except OpenSize as question:
             raise NestError(f"{question}: it depends on the size") from None
     raise NestError("its axes were split 64 times without an end")
@@ -190,8 +190,10 @@ class _Tracer:
         root = self.own.get(node)
         if node in self.own_concats:
             raise NestError(f"it needs all of {node!r} while storing a part of it")
-        if root is not None and (root.index != index or root.by_rows):
-            raise NestError(f"it needs {node!r} at another index than the one it is computed at")
+        if root is not None and root.by_rows:
+            raise NestError(f"{node!r} is complete only after the walk, and needed during it")
+        if root is not None and root.index != index:
+            raise NestError(f"it needs other elements of {node!r} than the one computed at that point of the walk")
         by_index = isinstance(attrs, Iota) and not index[attrs.axis].axes.isdisjoint(self.looked_up)
         in_memory = node in self.materialised and (by_index or not isinstance(attrs, Iota))
         if root is None and (in_memory or isinstance(attrs, _ALWAYS_IN_MEMORY)):
@@ -295,7 +297,7 @@ class _Tracer:
         """A reshape that shares no factorisation with its argument reads contiguous memory by address."""
         arg = node.args[0]
         if not isinstance(node.attrs, Reshape) or arg not in self.materialised.flat or arg in self.own or not arg.shape:
-            raise NestError(f"a reshape does not follow the nest's axes: {bad}", arg) from None
+            raise NestError(f"a reshape does not follow the walk's axes: {bad}", arg) from None
         linear = combine(index, contiguous_strides(node.shape))
         flat = (*(ZERO for _ in arg.shape[1:]), linear)
         return self.load(arg, flat, guards)
@@ -308,13 +310,13 @@ class _Tracer:
         kept_axes = _NONE.union(*(ix.axes for ix in index))
         reduced = [arg.shape[a] for a in attrs.axes]
         if not kept_axes <= self.row_names:
-            raise NestError(f"{attrs.fn} {node!r} is wanted per column, not per row, of this nest")
+            raise NestError(f"{attrs.fn} {node!r} is wanted per column of the walk, not per row")
         total = 1
         for n in reduced:
             total *= n
         if total != self.nest.space.num_cols:
             raise NestError(
-                f"{attrs.fn} {node!r} runs over {total} elements, the nest's rows have {self.nest.space.num_cols}"
+                f"{attrs.fn} {node!r} runs over {total} elements, the walk's rows have {self.nest.space.num_cols}"
             )
         cols = split_linear(axis_index(self.nest.space.cols), reduced, self.sizes)
         inner = list(index)

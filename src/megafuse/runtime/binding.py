@@ -124,6 +124,10 @@ class Binder(Generic[Binding]):
     def __len__(self) -> int:
         return len(self._bindings)
 
+    def kept(self) -> list[Binding]:
+        """The bindings of now, oldest first."""
+        return [binding for _, binding in list(self._bindings.values())]
+
     def find(self, tensors: Sequence[Tensor], extra: Hashable = ()) -> Binding:
         """The binding for ``tensors`` and PyTorch's settings of now. ``extra``: plain arguments and modes.
 
