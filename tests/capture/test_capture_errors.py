@@ -94,7 +94,7 @@ def test_shapes_and_types_that_pytorch_refuses() -> None:
         capture(fn, (X, X))
     assert "return x @ w" in str(caught.value)
     assert "argument w is float32[3, 4]" in str(caught.value)
-    with pytest.raises(CaptureError, match=r"argument w is bfloat16\[4, 3\]"):
+    with pytest.raises(CaptureError, match="one of them: argument x is float32, argument w is bfloat16"):
         capture(fn, (X, torch.zeros(4, 3, dtype=torch.bfloat16)))
 
 
@@ -178,3 +178,57 @@ def test_class_that_hides_tensors() -> None:
 
     with pytest.raises(CaptureError, match="inside a Out"):
         capture(lambda x: Out(x * 2), (X,))
+
+
+def linear_of(ids: Tensor, x: Tensor, weight: Tensor, extra: dict[str, list[Tensor]] | None = None) -> Tensor:
+    found = x[ids] if extra is None else extra["more"][0].t()
+    return F.linear(found * 2.0, weight)  # product
+
+
+IDS, HALF = torch.ones(3, dtype=torch.long), torch.randn(4, 4).half()
+ODD = {
+    "a view of an argument": (
+        lambda ids, x: F.linear(x.t()[:2], torch.ones(5, 4)),
+        (IDS, HALF),
+        {},
+        r"argument x is float16, the value computed at",
+    ),
+    "another argument than the integer one": (
+        linear_of,
+        (IDS, HALF, torch.randn(5, 4)),
+        {},
+        r"the value computed at \S+:\d+ from argument x is float16, argument weight is float32",
+    ),
+    "an argument by keyword": (
+        linear_of,
+        (IDS, torch.randn(4, 4)),
+        {"weight": HALF},
+        r"the value computed at \S+:\d+ from argument x is float32, argument weight is float16",
+    ),
+    "an argument inside another": (
+        linear_of,
+        (IDS, torch.randn(4, 4), torch.randn(5, 4)),
+        {"extra": {"more": [HALF]}},
+        r"the value computed at \S+:\d+ from argument extra\['more'\]\[0\] is float16, argument weight is float32",
+    ),
+    "an integer": (lambda a, b: a @ b, (HALF, torch.ones(4, 4, dtype=torch.int32)), {}, r"argument b is int32"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_operands_that_do_not_fit_are_named_and_no_others(name: str) -> None:
+    fn, args, kwargs, said = ODD[name]
+    with pytest.raises(CaptureError, match=rf"what to do: convert one of them: .*{said}") as caught:
+        capture(fn, args, kwargs)
+    assert "ids" not in str(caught.value).partition("what to do")[2]
+
+
+def test_shapes_that_do_not_fit_are_listed_without_advice_on_integers() -> None:
+    with pytest.raises(CaptureError, match=r"argument ids is int64\[3\], argument x is float16\[4, 4\]") as caught:
+        capture(lambda ids, x: x + ids, (IDS, HALF))
+    assert "convert" not in str(caught.value)
+
+
+def test_integers_alone_are_told_how_to_convert_the_argument() -> None:
+    with pytest.raises(InputError, match=r"for instance batch\['a'\].float\(\)"):
+        capture(lambda batch: batch["a"], ({"a": IDS},))

@@ -11,7 +11,7 @@ from megafuse.capture.checks import Named, check_callable, check_float_inputs, c
 from megafuse.capture.convert import Walk
 from megafuse.capture.dtypes import tensor_type
 from megafuse.capture.leaves import FlatCall, Fn, LeafGetter, flatten_call, named_state
-from megafuse.capture.trace import DryRun, Source, Subject, Traced, argument_kinds, dry_run, trace
+from megafuse.capture.trace import DryRun, Source, Subject, Traced, dry_run, trace
 from megafuse.capture.types import Captured, Leaf, SupportReport
 from megafuse.core.errors import CaptureError, UnsupportedError
 from megafuse.ir.graph import Builder, Graph, Node
@@ -103,7 +103,7 @@ def _assemble(subject: Subject, dry: DryRun, traced: Traced) -> Captured:
     if len(placeholders) != len(leaves) + len(tangent_of):
         raise CaptureError(f"PyTorch recorded {len(placeholders)} inputs, not {len(leaves)} and {len(tangent_of)}")
     inputs = _inputs(builder, leaves, placeholders)
-    walk = Walk(builder, traced.module, argument_kinds(subject))
+    walk = Walk(builder, traced.module, [leaf.label for leaf in leaves])
     values = _scalars(
         builder, inputs, leaves, constants[len(outer) :], [i - len(outer) for i in subject.constants.made]
     )

@@ -102,7 +102,7 @@ def check_float_inputs(arguments: Sequence[Named], floats_elsewhere: bool) -> No
         name, tensor = arguments[0]
         raise InputError(
             f"{name} has the integer type {tensor.dtype}; a floating-point input is needed",
-            hint=f"convert it, for instance {name}.float()",
+            hint=f"convert it, for instance {name.removeprefix('argument ')}.float()",
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from megafuse.capture.dtypes import type_name
 from megafuse.core.dtypes import DType
 from megafuse.ir.graph import Builder, Node
 from megafuse.ir.types import Const, Expand, Reshape, TensorType
@@ -19,7 +20,14 @@ class Unconverted(Exception):
 
 
 class Refused(Exception):
-    """Raised by a converter for a call that PyTorch refuses on CUDA, though not on stand-ins; the text says why."""
+    """Raised by a converter for a call that PyTorch refuses on CUDA, though not on stand-ins; the text says why.
+
+    ``operands``: those whose types do not fit.
+    """
+
+    def __init__(self, what: str, operands: Sequence[Node]) -> None:
+        super().__init__(what)
+        self.operands = operands
 
 
 _CATEGORY = {DType.BOOL: 0, DType.U8: 1, DType.I8: 1, DType.I16: 1, DType.I32: 1, DType.I64: 1}
@@ -159,9 +167,10 @@ class Context:
         """
         kinds = list(dict.fromkeys(x.dtype for x in xs if x is not None))
         if len(kinds) > 1:
-            raise Refused(f"expected arguments of one element type, got {' and '.join(k.value for k in kinds)}")
+            first = [next(x for x in xs if x is not None and x.dtype is k) for k in kinds]
+            raise Refused(f"expected arguments of one element type, got {' and '.join(map(type_name, kinds))}", first)
         if kinds and not kinds[0].is_float:
-            raise Refused(f"expected floating-point arguments, got {kinds[0].value}")
+            raise Refused(f"expected floating-point arguments, got {type_name(kinds[0])}", [x for x in xs if x])
 
     def value(self, x: Operand) -> float | int | bool | None:
         """The number behind a Python scalar or constant node, else None."""

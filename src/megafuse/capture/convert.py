@@ -25,14 +25,14 @@ from megafuse.capture import (
 )
 from megafuse.capture.checkpoints import nodes_again
 from megafuse.capture.context import Context, Refused, Unconverted
-from megafuse.capture.dtypes import FROM_TORCH, tensor_type
+from megafuse.capture.dtypes import FROM_TORCH, tensor_type, type_name
 from megafuse.capture.opaque import OUTSIDE, build_opaque, reason_for, result_types, safe_arguments
 from megafuse.capture.origins import is_backward, node_origins
 from megafuse.capture.registry import lookup
 from megafuse.capture.types import OpaqueCall, SupportEntry, SupportReport
 from megafuse.core.errors import CaptureError, NotFusableError, VerifyError
 from megafuse.ir.graph import Builder, Node
-from megafuse.ir.types import Origin
+from megafuse.ir.types import Expand, Input, Origin, Permute, Reshape, Slice
 
 CONVERTERS = (
     convert_activation,
@@ -53,10 +53,10 @@ _CHECKED = re.compile(r"aten::_?linalg_\w+_ex")  # the check is lost in the grap
 
 
 class Walk:
-    """Converts one fx graph. ``hint`` describes the user's arguments, for calls that PyTorch refuses."""
+    """Converts one fx graph. ``labels``: what the user calls the inputs, by position."""
 
-    def __init__(self, builder: Builder, module: torch.fx.GraphModule, hint: str) -> None:
-        self.builder, self.module, self.hint = builder, module, hint
+    def __init__(self, builder: Builder, module: torch.fx.GraphModule, labels: Sequence[str]) -> None:
+        self.builder, self.module, self.labels = builder, module, labels
         self.values: dict[torch.fx.Node, Any] = {}
         self.second: dict[torch.fx.Node, Any] = {}  # values of checkpointed regions as backward computes them again
         self.calls: list[OpaqueCall] = []
@@ -137,11 +137,38 @@ class Walk:
             except Unconverted as why:
                 reason = str(why)
             except Refused as why:
-                where = f"{origin}  {origin.code}" if origin else None
-                raise CaptureError(f"PyTorch refuses {op}: {why}", where=where, hint=self.hint) from None
+                where = origin.with_code if origin else None
+                raise CaptureError(
+                    f"PyTorch refuses {op}: {why}", where=where, hint=self.remedy(why.operands)
+                ) from None
         self.entries.append(SupportEntry(str(op), reason, origin))
         args = safe_arguments(self.builder, op, args)
         return build_opaque(self.builder, op, args, kwargs, value, reason, self.calls)
+
+    def remedy(self, operands: Sequence[Node]) -> str:
+        """What to do about operands whose types do not fit, each under the name that the user knows."""
+        return f"convert one of them: {', '.join(f'{self.named(n)} is {type_name(n.dtype)}' for n in operands)}"
+
+    def named(self, node: Node) -> str:
+        """The input of which a value is a view, or where and from which inputs of its type the value is computed."""
+        source = node
+        while source.is_a(Permute, Reshape, Expand, Slice):
+            source = source.args[0]
+        if isinstance(source.attrs, Input) and source.attrs.position < len(self.labels):
+            return self.labels[source.attrs.position]
+        known = {n: self.labels[n.attrs.position] for n in inputs_of(node) if isinstance(n.attrs, Input)}
+        alike = [label for n, label in known.items() if n.dtype is node.dtype]
+        return f"the value computed at {node.origin}" + (f" from {', '.join(alike)}" if alike else "")
+
+
+def inputs_of(node: Node) -> list[Node]:
+    """The graph's inputs on which a value depends, in the order of their positions."""
+    seen, todo = {node}, [node]
+    while todo:
+        new = [a for a in todo.pop().args if a not in seen]
+        seen.update(new)
+        todo += new
+    return sorted((n for n in seen if isinstance(n.attrs, Input)), key=lambda n: n.uid)
 
 
 def _check_kind(node: torch.fx.Node, origin: Origin | None) -> None:

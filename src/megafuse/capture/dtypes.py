@@ -36,6 +36,11 @@ def from_torch(dtype: torch.dtype) -> DType:
     return FROM_TORCH[dtype]
 
 
+def type_name(dtype: DType) -> str:
+    """PyTorch's name of an element type, without the ``torch.``."""
+    return str(TO_TORCH[dtype]).removeprefix("torch.")
+
+
 def tensor_type(value: Any) -> TensorType:
     """Type of a tensor or stand-in."""
     return TensorType(tuple(int(s) for s in value.shape), from_torch(value.dtype))

@@ -213,7 +213,7 @@ def explain(error: Exception, subject: Subject) -> NoReturn:
     """Re-raise an error of tracing: the user's own as it is, PyTorch's with the user's line and a remedy."""
     text = str(error)
     where = traceback_origin(error.__traceback__, subject.names)
-    line = f"{where}  {where.code}" if where else None
+    line = where.with_code if where else None
     if isinstance(error, MegafuseError):
         raise error
     if raised_by_user(error.__traceback__):
@@ -244,9 +244,8 @@ def argument_kinds(subject: Subject) -> str:
     """The arguments' element types and shapes, and those of the parameters where they differ."""
     given = [f"{s.label} is {_describe(s.tensor)}" for s in subject.sources if s.kind == "arg"]
     held = sorted({str(s.tensor.dtype) for s in subject.sources if s.kind == "param"})
-    odd = [s.label for s in subject.sources if s.kind == "arg" and not s.tensor.dtype.is_floating_point]
-    note = f"; {', '.join(odd)}: convert to a floating-point type" if odd and held else ""
-    return f"check shapes and element types: {', '.join(given)}; parameters are {', '.join(held) or 'none'}{note}"
+    parameters = f"; parameters are {', '.join(held)}" if held else ""
+    return f"check shapes and element types: {', '.join(given) or 'no tensor arguments'}{parameters}"
 
 
 def _describe(tensor: torch.Tensor) -> str:

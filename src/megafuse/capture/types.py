@@ -81,8 +81,7 @@ class SupportEntry:
     origin: Origin | None
 
     def __str__(self) -> str:
-        code = f"  {self.origin.code}" if self.origin and self.origin.code else ""
-        return f"{self.target}: {self.reason} at {self.origin or 'unknown line'}{code}"
+        return f"{self.target}: {self.reason} at {self.origin.with_code if self.origin else 'unknown line'}"
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,11 @@ class Origin:
             return f"module {self.module}"
         return f"{self.file}:{self.line} in {self.module}" if self.module else f"{self.file}:{self.line}"
 
+    @property
+    def with_code(self) -> str:
+        """The place and, where it is known, the text of the line."""
+        return f"{self}  {self.code}" if self.code else str(self)
+
 
 @dataclass(frozen=True)
 class Input:
