@@ -30,3 +30,23 @@ def embedding():
 
 def adds_a_string():
     return lambda x: x + "a string"
+
+
+NUMBER = 3
+
+
+def raises():
+    raise ValueError("first line\nsecond line")
+
+
+def type_error_inside():
+    return nn.Linear("a", 3)
+
+
+class Two(nn.Module):
+    def forward(self, a, b):
+        return a.sin() + b
+
+
+def two_shapes():
+    return nn.Sequential(nn.Linear(16, 8), nn.Linear(16, 8))

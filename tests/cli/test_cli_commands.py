@@ -64,7 +64,8 @@ def test_show_one_kernel_as_numpy(megafuse_cli):
 def test_check_of_the_tile_programs(megafuse_cli):
     status, out, _ = megafuse_cli("check", *GATED, "--device", "cpu", "--seeds", 1)
     assert status == 0, out
-    assert "passed" in out
+    assert "passed (1 seed, 3 repeats, " in out
+    assert out.endswith("the generated programs ran as NumPy on the CPU; nothing ran on a GPU\n")
 
 
 def test_doctor(megafuse_cli, tmp_path):

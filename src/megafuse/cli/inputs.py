@@ -1,4 +1,4 @@
-"""Inputs described on the command line: ``2,4,16:bfloat16:requires_grad``."""
+"""Inputs described on the command line: ``2,4,16:bfloat16:no_grad``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ DTYPES = {
     "int64": torch.int64, "int32": torch.int32, "int16": torch.int16, "int8": torch.int8, "uint8": torch.uint8,
     "bool": torch.bool,
 }  # fmt: skip
+FORM = "write shape, type and, where no gradient is wanted, no_grad: 2,4,16:bfloat16:no_grad"
 INTEGER_LIMIT = 2  # drawn integers are 0 or 1, so that they fit any table
 
 
@@ -26,31 +27,27 @@ def parse_dtype(name: str, option: str) -> torch.dtype:
     return DTYPES[name]
 
 
-def parse_input(text: str, device: torch.device) -> Tensor:
-    """A tensor of the shape, type and ``requires_grad`` that ``text`` describes, drawn from the global generator.
+def parse_input(text: str, device: torch.device, default: str = "float32") -> Tensor:
+    """A tensor of the shape and type that ``text`` describes, drawn from the global generator.
 
-    Floating-point inputs are normal and, unless the type is followed by ``:no_grad``, require gradients.
+    Floating-point inputs are normal and require gradients, unless ``:no_grad`` follows. ``default``: the type of those
+    that name none.
 
     Raises:
         InputError: the text does not describe a tensor.
     """
-    shape_text, *rest = text.split(":")
+    shape_text, *words = text.split(":")
     try:
         shape = tuple(int(n) for n in shape_text.split(",") if n.strip())
     except ValueError:
         shape = (-1,)
     if any(n < 0 for n in shape):
-        raise InputError(
-            f"argument --input: {shape_text!r} is no shape in {text!r}", hint="write it as 2,4,16:bfloat16"
-        )
-    words = [w for w in rest if w not in ("requires_grad", "no_grad")]
-    if len(words) > 1:
-        raise InputError(
-            f"argument --input: {words[1]!r} is not understood in {text!r}", hint="write it as 2,4,16:bfloat16"
-        )
-    dtype = parse_dtype(words[0] if words else "float32", "--input")
+        raise InputError(f"argument --input: {shape_text!r} is no shape in {text!r}", hint=FORM)
+    grad = words[-1:] != ["no_grad"]
+    types = words if grad else words[:-1]
+    if len(types) > 1:
+        raise InputError(f"argument --input: {types[1]!r} is not understood in {text!r}", hint=FORM)
+    dtype = parse_dtype(types[0] if types else default, "--input")
     if not dtype.is_floating_point:
-        if "requires_grad" in rest:
-            raise InputError(f"argument --input: {text!r} is an integer tensor, which has no gradient")
         return torch.randint(0, INTEGER_LIMIT, shape, device=device).to(dtype)
-    return torch.randn(shape, device=device).to(dtype).requires_grad_("no_grad" not in rest)
+    return torch.randn(shape, device=device).to(dtype).requires_grad_(grad)

@@ -19,7 +19,7 @@ from megafuse.cli.fuzz import cases, run_fuzz
 from megafuse.cli.planning import plan_selection
 from megafuse.cli.running import check_selection
 from megafuse.cli.sanitize import sanitize_selection
-from megafuse.cli.selection import Selection, takes_selection
+from megafuse.cli.selection import Selection, plans_selection, takes_selection
 from megafuse.cli.show import Stage, show_stage
 from megafuse.cli.targets import pick_device
 from megafuse.cli.tuning import tune_selection
@@ -52,7 +52,7 @@ def demo(
 
 
 @app.command()
-@takes_selection
+@plans_selection
 def explain(
     selection: Selection,
     arch: Arch = None,
@@ -71,7 +71,7 @@ def explain(
 
 
 @app.command()
-@takes_selection
+@plans_selection
 def show(
     selection: Selection,
     stage: Annotated[Stage, typer.Argument(help="graph, plan, schedule or code")],
@@ -103,6 +103,8 @@ def check(
         raise typer.Exit(0 if clean else FAILED)
     report = check_selection(selection, strict=strict, seeds=seeds)
     typer.echo(str(report))
+    if pick_device(selection) == "cpu":
+        typer.echo("the generated programs ran as NumPy on the CPU; nothing ran on a GPU")
     raise typer.Exit(0 if report.ok else FAILED)
 
 
@@ -123,7 +125,7 @@ def fuzz(
 
 
 @app.command()
-@takes_selection
+@plans_selection
 def tune(
     selection: Selection,
     seconds: Annotated[float, typer.Option(help="end the search after so long; what is settled is kept")] = 90.0,
@@ -182,6 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if debug or stage is None:
             raise
         lines = traceback.format_list(traceback.extract_tb(trimmed(error).__traceback__))
-        said = "".join(traceback.format_exception_only(error)).strip().splitlines()[0]
-        typer.echo(f"error in your code, {stage}:\n{''.join(lines)}{said}", err=True)
+        notes = getattr(error, "__notes__", ())
+        said = "".join(line for line in traceback.format_exception_only(error) if line.rstrip("\n") not in notes)
+        typer.echo(f"error in your code, {stage}:\n{''.join(lines)}{said.rstrip()}", err=True)
         sys.exit(BAD_INPUT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from megafuse import workloads
 from megafuse.cli.inputs import parse_dtype, parse_input
 from megafuse.cli.selection import DEVICES, Selection
-from megafuse.core.errors import InputError, TargetError
+from megafuse.core.errors import InputError, TargetError, users_error
 
 BLOCK_SIZES = {
     "small": {"batch": 2, "tokens": 4, "dim": 16, "k": 2},
@@ -73,16 +74,22 @@ def make_example(selection: Selection, size: str, device: str, dtype: str | None
     if selection.inputs and not selection.module:
         raise InputError("argument --input is given without --module", hint="name the module's factory by --module")
     place = torch.device(device)
+    if selection.package and (selection.module or selection.workload):
+        raise InputError("argument --package goes with the block alone", hint="leave it out")
     if selection.module:
         return _user_module(selection, place)
-    chosen = parse_dtype(selection.dtype or dtype or "bfloat16", "--dtype")
-    if not chosen.is_floating_point:
-        raise InputError(
-            f"argument --dtype: {selection.dtype} is an integer type", hint="use bfloat16, float16 or float32"
-        )
+    chosen = _floating(selection.dtype or dtype or "bfloat16")
     if selection.workload:
         return _workload(selection, size, place, chosen)
     return _block(selection, size, place, chosen)
+
+
+def _floating(name: str) -> torch.dtype:
+    """The floating-point type that ``--dtype`` names."""
+    found = parse_dtype(name, "--dtype")
+    if not found.is_floating_point:
+        raise InputError(f"argument --dtype: {name} is an integer type", hint="use bfloat16, float16 or float32")
+    return found
 
 
 def _sizes(selection: Selection, defaults: dict[str, int]) -> dict[str, int]:
@@ -110,7 +117,8 @@ def find_package(folder: Path | None) -> Any:
         where = (
             f"argument --package: {folder} has no rank_mixer_src in it" if folder else "rank_mixer_src was not found"
         )
-        raise InputError(where, hint="give the folder that holds rank_mixer_src: --package DIR")
+        hint = "give the folder that holds it (--package DIR), or your own: --module pkg.mod:factory --input 2,4,16"
+        raise InputError(where, hint=hint)
     if str(home) not in sys.path:
         sys.path.insert(0, str(home.resolve()))
     return importlib.import_module("rank_mixer_src")
@@ -186,14 +194,31 @@ def _user_module(selection: Selection, device: torch.device) -> Example:
     if selection.sizes:
         option = {"batch": "--batch-size"}.get(next(iter(selection.sizes)), f"--{next(iter(selection.sizes))}")
         raise InputError(f"argument {option} does not go with --module", hint="give the sizes in --input")
+    dtype = _floating(selection.dtype) if selection.dtype else None
     factory = _import_factory(str(selection.module))
     torch.manual_seed(selection.seed)
     made = _call_factory(str(selection.module), factory)
     if isinstance(made, nn.Module):
-        made = made.to(place)
-        made = made.to(parse_dtype(selection.dtype, "--dtype")) if selection.dtype else made
-    inputs = tuple(parse_input(text, place) for text in selection.inputs)
+        made = made.to(place, dtype)
+    inputs = tuple(parse_input(text, place, selection.dtype or "float32") for text in selection.inputs)
+    _check_count(made, inputs)
     return Example(f"{selection.module}({', '.join(selection.inputs)})", made, inputs, samples=_batch(inputs))
+
+
+def _check_count(made: Callable[..., Any], inputs: tuple[Tensor, ...]) -> None:
+    """The callable takes so many inputs, where it tells."""
+    try:
+        signature = inspect.signature(made.forward if isinstance(made, nn.Module) else made)
+    except ValueError:
+        return
+    try:
+        signature.bind(*inputs)
+    except TypeError as error:
+        name = f"{type(made).__name__}.forward" if isinstance(made, nn.Module) else getattr(made, "__name__", "it")
+        raise InputError(
+            f"argument --input: {len(inputs)} given, but the call is {name}{signature}: {error}",
+            hint="give --input once for each of them, in this order",
+        ) from error
 
 
 def _batch(inputs: tuple[Tensor, ...]) -> int:
@@ -203,30 +228,48 @@ def _batch(inputs: tuple[Tensor, ...]) -> int:
 def _import_factory(name: str) -> Any:
     home, _, attribute = name.partition(":")
     if not home or not attribute:
-        raise InputError(f"argument --module: {name!r} is not of the form pkg.mod:factory")
+        raise InputError(f"argument --module: {name!r} is not of the form pkg.mod:factory",
+                         hint="name a Python module and what in it makes yours: --module models:make_mlp")  # fmt: skip
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
         found: Any = importlib.import_module(home)
-    except ModuleNotFoundError as error:
-        raise InputError(
-            f"argument --module: cannot import {home!r}: {error}", hint="run from its folder, or set PYTHONPATH"
-        ) from error
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and f"{home}.".startswith(f"{error.name}."):
+            raise InputError(
+                f"argument --module: cannot import {home!r}: {error}", hint="run from its folder, or set PYTHONPATH"
+            ) from error
+        raise users_error(error, f"while megafuse imported {home}")  # noqa: B904 (the same error)
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise InputError(f"argument --module: {home} has no {attribute!r}")
+            raise InputError(f"argument --module: {home} has no {attribute!r}",
+                             hint=f"it is read from {getattr(found, '__file__', None) or home}")  # fmt: skip
         found = getattr(found, part)
     return found
 
 
 def _call_factory(name: str, factory: Any) -> Callable[..., Any]:
-    """What the factory returns; a module object is taken as it is."""
+    """What the factory returns; a module object is taken as it is.
+
+    Raises:
+        InputError: it needs arguments, or returns something else. What the factory itself raises passes.
+    """
     if isinstance(factory, nn.Module):
         return factory
+    hint = "name a function or class that needs no arguments and makes a module or a function"
+    if not callable(factory):
+        raise InputError(f"argument --module: {name} is of type {type(factory).__name__}, no factory", hint=hint)
+    try:
+        inspect.signature(factory).bind()
+    except TypeError as error:
+        raise InputError(f"argument --module: {name} cannot be called without arguments: {error}", hint=hint) from error
+    except ValueError:
+        pass  # it tells no signature
     try:
         made = factory()
-    except TypeError as error:
-        raise InputError(f"argument --module: {name} cannot be called without arguments: {error}") from error
+    except Exception as error:
+        raise users_error(error, f"while megafuse called {name}()")  # noqa: B904 (the same error)
     if not callable(made):
-        raise InputError(f"argument --module: {name} returned a {type(made).__name__}, not a module or function")
+        raise InputError(f"argument --module: {name} returned {type(made).__name__}, not a module or function",
+                         hint=hint)  # fmt: skip
     return made  # type: ignore[no-any-return]

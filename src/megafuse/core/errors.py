@@ -6,6 +6,8 @@ from typing import TypeVar
 
 Error = TypeVar("Error", bound=BaseException)
 _STAGE = "__megafuse_stage__"
+_CALLERS = ("megafuse.capture", "megafuse.cli.targets")  # what calls the user's code
+_INNER = ("torch", "megafuse", "importlib")
 
 
 class MegafuseError(Exception):
@@ -68,12 +70,12 @@ def stage_of(error: BaseException) -> str | None:
 
 
 def trimmed(error: Error) -> Error:
-    """A user's error with a traceback that starts where capture calls the user's code; other errors as they are."""
+    """A user's error with a traceback that starts where the user's code is called; other errors as they are."""
     tb, traced = error.__traceback__, False
     while tb is not None and stage_of(error) is not None:
         home = str(tb.tb_frame.f_globals.get("__name__", ""))
-        if traced and home.partition(".")[0] not in ("torch", "megafuse"):
+        if traced and home.partition(".")[0] not in _INNER:
             break
-        traced = traced or home.startswith("megafuse.capture")
+        traced = traced or home.startswith(_CALLERS)
         tb = tb.tb_next
     return error.with_traceback(tb)

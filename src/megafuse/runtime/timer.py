@@ -51,7 +51,8 @@ class Samples:
 def require_cuda() -> None:
     """Raise ``TargetError`` where no CUDA device could be timed."""
     if not torch.cuda.is_available():
-        raise TargetError("no CUDA device is available: nothing can be timed on it")
+        raise TargetError("no CUDA device is available: nothing can be timed on it",
+                          hint="run it on a machine with an NVIDIA GPU; explain, show and check need none")  # fmt: skip
 
 
 def time_events(

@@ -51,9 +51,10 @@ class CheckReport:
 
     def __str__(self) -> str:
         state = "passed" if self.ok else "FAILED"
-        head = f"check of {self.subject}: {state} ({self.seeds} seeds, {self.repeats} repeats, "
+        counts = ((self.seeds, "seed"), (self.repeats, "repeat"), (self.poisoned, "poisoned allocation"))
+        ran = ", ".join(f"{number} {what}" if number == 1 else f"{number} {what}s" for number, what in counts)
         shown = tuple(v for v in self.verdicts if not v.ok or SMALL not in v.role)
-        lines = [head + f"{self.poisoned} poisoned allocations)", *(f"  NOTE: {n}" for n in self.notes), *_table(shown)]
+        lines = [f"check of {self.subject}: {state} ({ran})", *(f"  NOTE: {n}" for n in self.notes), *_table(shown)]
         if len(shown) < len(self.verdicts):
             lines.append(f"  ok    and {len(self.verdicts) - len(shown)} results of small inputs")
         lines += [f"  structure: {text}" for text in self.structure]
