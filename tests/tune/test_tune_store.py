@@ -222,7 +222,7 @@ def test_what_is_kept_is_taken_without_asking_and_right(module, monkeypatch):
     assert taken != before
     assert megafuse.check(fn, x, fused=fused).ok
     text = str(megafuse.explain(fused))
-    assert text.count("s measured, ") == len(taken)
+    assert text.count("s measured; ") == len(taken)
     assert "predicted, " in text
     assert tiles_in(megafuse.fuse(fn, x, target="interpret", tune=False)) == before
     for name in ("MEGAFUSE_FAST_AUTOTUNE", "MLP_FAST_AUTOTUNE"):
