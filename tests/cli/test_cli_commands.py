@@ -80,8 +80,8 @@ def test_cache_is_shown_and_cleared(megafuse_cli, tmp_path):
     folder = tmp_path / "cache" / "sources"
     folder.mkdir(parents=True)
     (folder / "k.py").write_text("x" * 1000)
-    assert "1 files, 1 kB" in megafuse_cli("cache")[1]
-    assert "deleted 1 files" in megafuse_cli("cache", "--clear")[1]
+    assert "1 file, 1 kB" in megafuse_cli("cache")[1]
+    assert "deleted 1 file," in megafuse_cli("cache", "--clear")[1]
     assert (tmp_path / "cache").is_dir()
     assert "0 files" in megafuse_cli("cache")[1]
 

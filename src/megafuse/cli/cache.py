@@ -8,7 +8,7 @@ from pathlib import Path
 
 from megafuse.cli.tables import as_text
 from megafuse.cli.tuning import tuned_table
-from megafuse.explanation.text import quantity
+from megafuse.explanation.text import counted, quantity
 from megafuse.runtime.cachedir import ENV, cache_dir
 from megafuse.runtime.plan_store import FOLDER, all_entries
 
@@ -22,9 +22,12 @@ def cache_report() -> str:
     folder = cache_dir()
     files = _files(folder)
     size = sum(f.stat().st_size for f in files)
-    lines = [f"{folder}", f"{len(files)} files, {quantity(size, 'B')} (moved by the environment variable {ENV})"]
+    lines = [
+        f"{folder}",
+        f"{counted(len(files), 'file')}, {quantity(size, 'B')} (moved by the environment variable {ENV})",
+    ]
     for device, entries in groupby(all_entries(), key=lambda pair: pair[0]):
-        lines.append(f"{len(list(entries))} kernels measured on {device} (--tuned lists them)")
+        lines.append(f"{counted(len(list(entries)), 'kernel')} measured on {device} (--tuned lists them)")
     return "\n".join(lines)
 
 
@@ -44,4 +47,4 @@ def clear_cache(*, tuned: bool = False) -> str:
             shutil.rmtree(entry)
         else:
             entry.unlink()
-    return f"{folder}\ndeleted {len(files)} files, {quantity(size, 'B')}"
+    return f"{folder}\ndeleted {counted(len(files), 'file')}, {quantity(size, 'B')}"

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from megafuse.explanation import KernelInfo, PlanInfo
-from megafuse.explanation.text import quantity
+from megafuse.explanation.text import counted, quantity
 from megafuse.runtime.offline import CompileReport
 
 PLAIN_WIDTH = 220  # columns of text that is not fitted to a terminal
@@ -42,7 +42,7 @@ def plan_table(plan: PlanInfo) -> Table:
 def _lines(kernel: KernelInfo) -> str:
     """The user's lines in short."""
     places = [s.split(": ", 1)[0] for s in kernel.sources]
-    return f"{len(kernel.reads)} tensors in, {len(kernel.writes)} out: {', '.join(places)}"
+    return f"{counted(len(kernel.reads), 'tensor')} in, {len(kernel.writes)} out: {', '.join(places)}"
 
 
 def compile_table(reports: Sequence[CompileReport], plan: PlanInfo) -> Table:
@@ -95,6 +95,6 @@ def check_line(check: Mapping[str, Any]) -> str:
     if check.get("error"):
         return f"  [red]FAIL[/red]  {escape(check['title'])}: {escape(check['error'])}"
     state = "[green]ok[/green]  " if check["ok"] else "[red]FAIL[/red]"
-    counts = f"{check['tensors']} tensors, {check['seeds']} seeds, {check['seconds']:.1f} s"
+    counts = f"{counted(check['tensors'], 'tensor')}, {counted(check['seeds'], 'seed')}, {check['seconds']:.1f} s"
     line = f"  {state}  {escape(check['title'])}: {counts}"
     return line if check["ok"] else f"{line}\n{escape(check['text'])}"
