@@ -26,7 +26,6 @@ class Chain:
 
     ``by_index``: the rows of ``x`` are those of a table at given integers, 0 outside of it. ``problems``: sizes of the
     axes of matrices, each with rows of its own; ``x`` has these behind the rows, ``y`` before, and turned.
-    ``skip``: ``y = concat(h, x) @ w2``.
     """
 
     name: str
@@ -40,12 +39,6 @@ class Chain:
     early: bool = False
     by_index: bool = False
     problems: tuple[int, ...] = ()
-    skip: bool = False
-
-    @property
-    def inner(self) -> int:
-        """Rows of ``w2``."""
-        return self.widths[1] + self.skip * self.widths[0]
 
     @property
     def fixed(self) -> tuple[Axis, ...]:
@@ -67,7 +60,7 @@ class Chain:
         count = math.prod(many)
         params = (
             param("x", dtype, (height, *many, k)), param("w1", dtype, (*many, n, k)), param("b1", dtype, (*many, n)),
-            param("w2", dtype, (*many, self.inner, o)), param("y", dtype, (*many[::-1], rows, o), written=True),
+            param("w2", dtype, (*many, n, o)), param("y", dtype, (*many[::-1], rows, o), written=True),
             param("dw", F32, (self.chunks, *many, k, n), written=True),
             param("db", F32, (self.chunks, *many, n), written=True),
         )  # fmt: skip
@@ -81,19 +74,15 @@ class Chain:
         act.items.append(Convert("h0", "h", TILE, F32, dtype))
         at = index(**({"chunk": n * count} if self.chunks > 1 else {}), c=1, **self._steps(n))
         act.items.append(ColReduce("acc_db", "h", TILE, "sum", F32, "db", at, F32))
-        result = "acc2" if self.skip else "acc1"
-        rest = Matrices("w2", (self.inner * o, o, 1), n * o)
-        skipped = [Product("acc2", "x_v1", rest, k, o, dtype, start="acc1")] * self.skip
         turned = {name: step // o * rows * o for name, step in self._steps(o, turned=True).items()}
-        out.store("y", index(r=o, c=1, **turned), result, TILE, dtype)
+        out.store("y", index(r=o, c=1, **turned), "acc1", TILE, dtype)
         sums = Matrices("dw", (k * n, n, 1))
         stages = (
             self._phase(load, k),
             Product("acc0", "x_v1", Matrices("w1", (n * k, 1, k)), k, n, dtype),
             self._phase(act, n),
             RowSums("sums0", "x_v1", "h0", k, n, sums, dtype, chunk_step=count * k * n),
-            Product("acc1", "h0", Matrices("w2", (self.inner * o, o, 1)), n, o, dtype),
-            *skipped,
+            Product("acc1", "h0", Matrices("w2", (n * o, o, 1)), n, o, dtype),
             self._phase(out, o),
         )
         return ChainProgram(
@@ -131,7 +120,7 @@ class Chain:
         (k, n, o), many = self.widths, self.problems
         shapes = {
             "x": (TABLE if self.by_index else self.rows, *many, k), "w1": (*many, n, k), "b1": (*many, n),
-            "w2": (*many, self.inner, o),
+            "w2": (*many, n, o),
         }  # fmt: skip
         inputs = {
             name: (rng(self.name + name).integers(-3, 4, shape) / (1 if name[0] == "x" else 8)).astype(NP[self.dtype])
@@ -147,7 +136,7 @@ class Chain:
             x = np.where(((at >= 0) & (at < TABLE))[:, None], x[at.clip(0, TABLE - 1)], 0.0)
         x = np.moveaxis(x, 0, -2)
         h = np.maximum(rounded(x @ w1.swapaxes(-1, -2) + b1[..., None, :]), 0)
-        y = rounded((np.concatenate([h, x], -1) if self.skip else h) @ w2)
+        y = rounded(h @ w2)
         cuts = range(self.rows_per_chunk, self.rows, self.rows_per_chunk)
         parts = list(zip(np.split(x, cuts, -2), np.split(h, cuts, -2), strict=True))
         dw = np.stack([a.swapaxes(-1, -2) @ b for a, b in parts])
@@ -169,11 +158,7 @@ def chains(dtype: DType) -> Iterator[Chain]:
     yield Chain(f"chain_uneven_{t}", dtype, 80, (16, 32, 16), 16, 32)
     yield Chain(f"chain_problems_{t}", dtype, 37, (20, 33, 7), 16, 32, problems=(3,))
     yield Chain(f"chain_problem_axes_{t}", dtype, 21, (16, 33, 16), 16, 32, turned=True, problems=(2, 3))
-    yield Chain(f"chain_skip_{t}", dtype, 37, (5, 20, 3), 16, 32, skip=True)
-    yield Chain(f"chain_skip_turned_{t}", dtype, 32, (16, 33, 16), 32, 32, turned=True, skip=True)
-    yield Chain(f"chain_skip_column_{t}", dtype, 21, (17, 16, 1), 16, 32, skip=True, problems=(3,))
     if dtype is F32:
-        yield Chain(f"chain_skip_rows_{t}", dtype, 5, (12, 16, 9), 1, 2, skip=True)
         yield Chain(f"chain_problem_rows_{t}", dtype, 5, (12, 16, 9), 1, 2, problems=(3, 2))
         yield Chain(f"chain_rows_{t}", dtype, 5, (12, 16, 9), 1, 2)
 

@@ -50,7 +50,6 @@ NAMES = (
     "chain_odd_bf16",
     "chain_rows_f32",
     "chain_problems_bf16",
-    "chain_skip_bf16",
 )
 PRINTERS = {"triton": print_triton, "numpy": print_numpy}
 

@@ -14,7 +14,7 @@ from megafuse.fusion.chain_cost import chain_seconds, library_seconds
 from megafuse.fusion.epilogue import DotRule
 from megafuse.fusion.plan import Cover
 from megafuse.fusion.planner import cover_options
-from megafuse.ir.chain import Place, RowDot, RowNest, Rows, SumDot, external_reads, made_by, places_of
+from megafuse.ir.chain import RowDot, RowNest, Rows, SumDot, external_reads, made_by, run_of
 from megafuse.ir.graph import Builder, Graph, Node
 from megafuse.ir.index import Axis
 from megafuse.schedule.step import build_step
@@ -130,8 +130,7 @@ def test_rows_of_several_problems(each: int, shape: tuple[int, ...], runs: list[
     """Wherever the axis of the three problems stands; in all places that it can have."""
     b, rows = Builder(), Rows(each, 3)
     nests = list(row_nests(b.map("neg", arg(b, 0, *shape)), rows))
-    places = [place for nest in nests for place in places_of(RowNest(nest), rows)]
-    assert places == [Place(run, 0, rows.width(nests[0].roots[0].anchor.node)) for run in runs]
+    assert [run_of(RowNest(nest), rows) for nest in nests] == runs
     assert all(rows.cut(nest.space)[0] == (Axis("p0", 3),) for nest in nests)
 
 

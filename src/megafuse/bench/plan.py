@@ -94,7 +94,7 @@ def compiled_facts(compiled: Compiled) -> PlanFacts:
 def _dots_of(kernel: Any) -> int:
     """Dots of a generated kernel: its own, or those between the phases of a chain."""
     chain = () if kernel.chain is None else kernel.chain.stages
-    return (kernel.dot is not None) + len({stage.node for stage in chain if not isinstance(stage, int)})
+    return (kernel.dot is not None) + sum(not isinstance(stage, int) for stage in chain)
 
 
 def kind_of(value: Any) -> str:

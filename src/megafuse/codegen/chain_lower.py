@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from megafuse.codegen.chain_program import ChainProgram, Product, RowSums, Stage
 from megafuse.codegen.dot_program import DotProgram, Matrices
@@ -22,7 +22,7 @@ from megafuse.codegen.program import (
     TileProgram,
 )
 from megafuse.core.dtypes import DType
-from megafuse.ir.chain import Place, RowNest, Rows, block, places_of, read_in_place
+from megafuse.ir.chain import RowNest, Rows, block, read_in_place, run_of
 from megafuse.ir.graph import Node
 from megafuse.ir.index import axis_index
 from megafuse.ir.trace import Inst
@@ -41,10 +41,10 @@ def lower_schedule(kernel: KernelSchedule, buffers: Buffers, names: Names) -> Ti
 
 @dataclass
 class _Made:
-    """Names of the values that stages have made so far, by place; how often each name was asked for."""
+    """Names of the values that stages have made so far, by run (``Rows.place``); how often each name was asked for."""
 
     rows: Rows
-    values: dict[tuple[Node, Place], str] = field(default_factory=dict)
+    values: dict[tuple[Node, int], str] = field(default_factory=dict)
     taken: dict[str, int] = field(default_factory=dict)
 
     def name(self, base: str) -> str:
@@ -66,10 +66,10 @@ class _RowLowering(PhaseLowering):
         self.taken = self.made.taken
 
     def _statement(self, inst: Inst) -> Statement | None:
-        place = read_in_place(inst, self.trace.nest.space, self.made.rows) if inst.kind == "load" else None
-        if place is None:
+        run = read_in_place(inst, self.trace.nest.space, self.made.rows) if inst.kind == "load" else None
+        if run is None:
             return super()._statement(inst)
-        key = inst.node, place
+        key = inst.node, run
         if key in self.made.values:
             self.values[inst] = self.made.values[key]
             return None
@@ -120,44 +120,37 @@ class _ChainLowering:
         phase = lowering.run(f"phase {at}")
         self.results[at] = lowering.result()
         (root,) = schedule.trace.nest.roots
-        (place,) = (None,) if root.by_rows else places_of(RowNest(schedule.trace.nest), self.chain.rows)
-        if place is not None:
-            self.made.values.setdefault((root.anchor.node, place), self.results[at])
+        run = None if root.by_rows else run_of(RowNest(schedule.trace.nest), self.chain.rows)
+        if run is not None:
+            self.made.values.setdefault((root.anchor.node, run), self.results[at])
         if phase.passes[0].body:
             self.stages.append(phase)
 
     def _product(self, dot: ChainDot) -> None:
-        """The product, or products with parts of the rows, added up; then a phase that adds the bias and rounds."""
-        node, (first, cols), sums, inner = dot.node, dot.cut, "", 0
+        """The product, then a phase that adds the bias and rounds."""
+        node = dot.node
         assert dot.matrix is not None
-        matrix = matrices_of(dot.matrix)
-        for at in dot.operands[0]:
-            part = replace(matrix, offset=matrix.offset + inner * matrix.strides[1] + first * matrix.strides[2])
-            start, sums, width = sums, self.made.name("acc"), self._width(at)
-            self.stages.append(Product(sums, self.results[at], part, width, cols, node.args[0].dtype, start))
-            inner += width
+        _, inner, cols = dot.matrix.shape
+        sums = self.made.name("acc")
+        operand = self.results[dot.operands[0]]
+        self.stages.append(Product(sums, operand, matrices_of(dot.matrix), inner, cols, node.args[0].dtype))
         level = Level.TILE if cols > 1 else Level.ROW
         body: list[Statement | Note] = [Note(source_note(node.origin))] if node.origin else []
         if dot.bias is not None:
-            sums = self._biased(dot, level, sums, body)
+            sums = self._biased(dot, cols, level, sums, body)
         if node.dtype is not DType.F32:
             rounded = self.made.name("y")
             body.append(Convert(rounded, sums, level, DType.F32, node.dtype))
             sums = rounded
-        self.made.values[node, Place(self.chain.rows.each, first, cols)] = sums
+        self.made.values[node, self.chain.rows.each] = sums
         if any(not isinstance(item, Note) for item in body):
             self.stages.append(self._columns(cols, tuple(body)))
 
-    def _width(self, phase: int) -> int:
-        """Columns of a phase."""
-        return self.kernel.phases[phase].trace.nest.space.num_cols
-
-    def _biased(self, dot: ChainDot, level: Level, sums: str, body: list[Statement | Note]) -> str:
+    def _biased(self, dot: ChainDot, cols: int, level: Level, sums: str, body: list[Statement | Note]) -> str:
         """Add statements that add the bias in fp32; the sum's name."""
         assert dot.bias is not None
-        first, cols = dot.cut
         dtype, flat = self.buffers[dot.bias.buffer].dtype, Level.COL if cols > 1 else Level.SCALAR
-        index = axis_index((Axis("c0", cols),)).shift(first).scale(dot.bias.strides[0]).shift(dot.bias.offset)
+        index = axis_index((Axis("c0", cols),)).scale(dot.bias.strides[0]).shift(dot.bias.offset)
         bias, biased = self.made.name("bias"), self.made.name("biased")
         body.append(Load(bias, dot.bias.buffer, index, flat, dtype))
         if dtype is not DType.F32:
@@ -181,15 +174,8 @@ class _ChainLowering:
 
     def _sums(self, dot: ChainDot) -> None:
         assert dot.sums is not None
-        (chunk_step, *steps), dtype = dot.sums.strides, dot.node.args[0].dtype
-        whole = Matrices(dot.sums.buffer, (steps[0], steps[1], steps[2]), dot.sums.offset)
-        lefts, rights = ([(at, self._width(at)) for at in side] for side in dot.operands)
-        row = 0
-        for left, rows in lefts:
-            col = 0
-            for right, cols in rights:
-                block_ = replace(whole, offset=whole.offset + row * steps[1] + col * steps[2])
-                operands = self.results[left], self.results[right]
-                self.stages.append(RowSums(self.made.name("sums"), *operands, rows, cols, block_, dtype, chunk_step))
-                col += cols
-            row += rows
+        (_, _, rows, cols), (chunk_step, *steps) = dot.sums.shape, dot.sums.strides
+        left, right = (self.results[at] for at in dot.operands)
+        target = Matrices(dot.sums.buffer, (steps[0], steps[1], steps[2]), dot.sums.offset)
+        acc = self.made.name("sums")
+        self.stages.append(RowSums(acc, left, right, rows, cols, target, dot.node.args[0].dtype, chunk_step))

@@ -29,8 +29,7 @@ from megafuse.core.sizes import Dim, open_dims
 class Product:
     """``dst = a @ matrix`` in fp32, not rounded. ``matrix`` holds ``[problems, inner, cols]``.
 
-    ``dtype``: of both operands. ``start``: another product, to which this one is added. With one column, ``dst`` is a
-    value of each row.
+    ``dtype``: of both operands. With one column, ``dst`` is a value of each row.
     """
 
     dst: str
@@ -39,7 +38,6 @@ class Product:
     inner: int
     cols: int
     dtype: DType
-    start: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ class ChainProgram:
 
         for stage in self.stages:
             if isinstance(stage, Product):
-                use(stage.a, *([stage.start] if stage.start else []))
+                use(stage.a)
                 make(stage.dst)
             elif isinstance(stage, RowSums):
                 use(stage.left, stage.right)

@@ -155,11 +155,10 @@ class StepReader:
 
 
 def _products(kernel: KernelSchedule) -> list[Node]:
-    """The matrix products that a kernel computes, each once, though a chain may make it in cuts."""
+    """The matrix products that a kernel computes."""
     if kernel.dot is not None:
         return [kernel.dot.node]
-    stages = () if kernel.chain is None else kernel.chain.stages
-    return list(dict.fromkeys(s.node for s in stages if not isinstance(s, int)))
+    return [] if kernel.chain is None else [s.node for s in kernel.chain.stages if not isinstance(s, int)]
 
 
 def _flops(kernel: KernelSchedule) -> tuple[int, str]:
@@ -174,7 +173,7 @@ def _flops_of(dots: Sequence[Node]) -> tuple[int, str]:
 
 def _chain(chain: ChainPart) -> str:
     """The products of a chain: the widths that its rows go through, and how many sums over the rows it makes."""
-    dots = {s.node: s for s in chain.stages if not isinstance(s, int)}.values()  # one is made in several cuts
+    dots = [s for s in chain.stages if not isinstance(s, int)]
     steps = [f"{s.node.args[0].shape[2]} -> {s.node.shape[2]}" for s in dots if s.sums is None]
     sums = [f"{s.node.shape[1]} x {s.node.shape[2]}" for s in dots if s.sums is not None]
     text = f"{chain.rows} rows by matrices {', '.join(steps)}" if steps else f"{chain.rows} rows"

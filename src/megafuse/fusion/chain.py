@@ -4,7 +4,7 @@ A *row value* has M rows, or M for each of P problems: its leading dims hold the
 ``MOST_WIDTH``. Row values are made by nests (maps, reductions over a row), by dots with a matrix that does not depend
 on the rows (one for each problem), and are contracted by sums over the rows (gradients of weights and of biases). What
 is made in a chain is read there *in place*: element (row, column) by the program that made it. All other reads make two
-chains, with memory between them. A concat of columns is its parts: a product with it adds up products with the parts.
+chains, with memory between them.
 """
 
 from __future__ import annotations
@@ -12,32 +12,30 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from megafuse.core.dependencies import members, union
+from megafuse.core.dependencies import members
 from megafuse.core.dtypes import DType
 from megafuse.core.sizes import is_open
 from megafuse.fusion.anchors import Anchors
 from megafuse.fusion.units import number_units
 from megafuse.ir.chain import (
     Chain,
-    Place,
     RowDot,
     RowNest,
-    RowParts,
     Rows,
     Stage,
     SumDot,
     block,
     operand_load,
-    places_of,
     read_in_place,
+    run_of,
 )
 from megafuse.ir.graph import Graph, Node, contiguous_strides
 from megafuse.ir.index import Affine, Axis, Index, combine
 from megafuse.ir.nest import Anchor, Nest, Root, Space
 from megafuse.ir.trace import Inst, NestError, Trace, trace_nest
-from megafuse.ir.types import Concat, Dot, Permute, Reduce, Slice, TensorType
+from megafuse.ir.types import Concat, Dot, Permute, Reduce, TensorType
 from megafuse.ir.views import memory_of
 
 MOST_WIDTH = 256
@@ -51,20 +49,14 @@ FLOATS = (DType.BF16, DType.F16, DType.F32)
 class Member:
     """A stage that a chain may have. ``node`` is what it makes; ``sums``: it is complete only after the walk.
 
-    ``reads``: values that it reads row by row, and their places, None for other elements. ``in_place`` are all of
-    these, and ``apart`` those that no stage makes in that place, and matrices.
+    ``in_place`` and ``apart`` are the values that it reads row by row, and those it reads otherwise.
     """
 
     node: Node
     stage: Stage
     sums: bool
-    reads: frozenset[tuple[Node, Place | None]]
+    in_place: frozenset[Node]
     apart: frozenset[Node]
-
-    @property
-    def in_place(self) -> frozenset[Node]:
-        """What it reads, but for matrices."""
-        return frozenset(node for node, _ in self.reads)
 
 
 def chain_rows(graph: Graph) -> list[Rows]:
@@ -90,18 +82,14 @@ class Finder:
         self.units = number_units(graph, anchors)
         self.ambiguous = rows.each <= MOST_WIDTH
         self.members: dict[Node, Member] = {}
-        self.places: dict[Node, frozenset[Place | None]] = {}  # of the row values among the members
+        self.runs: dict[Node, int | None] = {}  # of the row values among the members
         self.unit_of: dict[Node, int] = {}
         made = {u: a for a, u in self.units.of_anchor.items()} | {u: n for n, u in self.units.of_call.items()}
         for unit, one in sorted(made.items(), key=lambda item: item[0]):  # what is read comes before its readers
-            if isinstance(one, Node):
+            if isinstance(one, Anchor):
+                self._keep(one.node, unit, None if one.part is not None else self._anchored(one))
+            else:
                 self._keep(one, unit, self._multiplied(one) if one.is_a(Dot) else None)
-            elif one.part is None:
-                self._keep(one.node, unit, self._anchored(one))
-            else:  # complete with its last part
-                last = one.part == len(one.node.args) - 1
-                self._keep(one.node, unit, self._concat(one.node) if last else None)
-        self._cut()
 
     def components(self, forward: bool) -> list[tuple[Member, ...]]:
         """Members of one direction that can run in one kernel each, in the order of the graph, dots in all of them."""
@@ -138,23 +126,7 @@ class Finder:
         if member is not None:
             self.members[node] = member
             if not member.sums:
-                self.places[node] = frozenset(places_of(member.stage, self.rows))
-
-    def _cut(self) -> None:
-        """Cut products into the columns that are read apart, where nobody reads columns of two cuts."""
-        found: dict[Node, set[Place]] = {}
-        for member in self.members.values():
-            for node, place in member.reads:
-                if place is not None:
-                    found.setdefault(node, set()).add(place)
-        for node, places in found.items():
-            product = self.members.get(node)
-            if product is not None and isinstance(product.stage, RowDot):
-                cuts = _partition({(p.start, p.width) for p in places if p.run == self.rows.each}, node.shape[2])
-                self._keep(node, self.unit_of[node], replace(product, stage=replace(product.stage, cuts=cuts)))
-        for node, member in self.members.items():
-            apart = {n for n, place in member.reads if place not in self.places.get(n, {place}) or place is None}
-            self.members[node] = replace(member, apart=frozenset(member.apart | apart))
+                self.runs[node] = run_of(member.stage, self.rows)
 
     def _levels(self, mine: Mapping[Node, Member], forward: bool) -> dict[Node, int]:
         """How often the longest way to a value leaves a chain: members of one level have nothing else between them."""
@@ -164,8 +136,6 @@ class Finder:
             node = node_of.get(unit)
             if node is None or (node in self.forward) != forward:
                 continue
-            if node.is_a(Concat):
-                needs = union(self.units.needs[u] for a, u in self.units.of_anchor.items() if a.node is node)
             level[unit] = max(
                 (level[n] + self._leaves(mine, node_of[n], node) for n in members(needs) if n in level), default=0
             )
@@ -184,43 +154,17 @@ class Finder:
         """The anchor as a row value made by a nest, or as a reduction of one; read in place where it can be."""
         node = anchor.node
         found: list[Member] = []
-        for nest in row_nests(node, self.rows):
-            trace = self._varying(nest)
-            if trace is not None:
+        for nest in () if node.is_a(Concat) else row_nests(node, self.rows):
+            try:
+                trace = trace_nest(nest, self.memory)
+            except NestError:
+                continue
+            (value,) = trace.roots.values()
+            if value.axes == frozenset(trace.nest.space.sizes) - (
+                nest.space.col_names if value.kind == "reduce" else set()
+            ):  # what does not vary along rows and columns is no row value
                 found.append(self._member(node, RowNest(trace.nest), nest.roots[0].by_rows, [trace]))
-        return min(found, key=self._elsewhere, default=None)
-
-    def _concat(self, node: Node) -> Member | None:
-        """A concat of columns as its parts."""
-        parts: list[Trace] = []
-        for part in range(len(node.args)):
-            anchor, found = Anchor(node, part), []
-            for nest in row_nests(anchor.value, self.rows):
-                (root,) = nest.roots
-                trace = None if root.by_rows else self._varying(replace(nest, roots=(replace(root, anchor=anchor),)))
-                if trace is not None and None not in places_of(RowNest(trace.nest), self.rows):
-                    found.append(trace)
-            if not found:
-                return None
-            parts.append(min(found, key=lambda t: self._elsewhere(self._member(node, RowNest(t.nest), False, [t]))))
-        stage = RowParts(tuple(t.nest for t in parts))
-        places = places_of(stage, self.rows)
-        return self._member(node, stage, False, parts) if len({p.run for p in places if p}) == 1 else None
-
-    def _varying(self, nest: Nest) -> Trace | None:
-        """The trace of a nest, if its value varies along rows and columns: else it is no row value."""
-        try:
-            trace = trace_nest(nest, self.memory)
-        except NestError:
-            return None
-        (value,) = trace.roots.values()
-        cols = nest.space.col_names if value.kind == "reduce" else frozenset()
-        return trace if value.axes == frozenset(trace.nest.space.sizes) - cols else None
-
-    def _elsewhere(self, member: Member) -> int:
-        """How much it reads elsewhere than it lies."""
-        runs = {n: {p.run for p in places if p is not None} for n, places in self.places.items()}
-        return sum(place is None or place.run not in runs.get(n, {place.run}) for n, place in member.reads)
+        return min(found, key=lambda member: len(member.apart), default=None)
 
     def _multiplied(self, dot: Node) -> Member | None:
         """The dot as rows times a matrix, or as a sum over rows."""
@@ -231,16 +175,14 @@ class Finder:
         if any(is_open(n) for n in (*dot.shape, inner)):
             return None
         if dot.shape[1] == self.rows.each and self._fits(inner, dot.shape[2], dot.dtype):
-            rows = self._operand(a)
-            if rows is not None:
+            trace = self._operand(a)
+            if trace is not None:
                 matrices = frozenset(memory_of(n, self.memory) for n in (b, *bias))
-                stage = RowDot(dot, tuple(t.nest for t in rows), ((0, dot.shape[2]),))
-                return self._member(dot, stage, False, rows, matrices)
+                return self._member(dot, RowDot(dot, trace.nest), False, [trace], matrices)
         if inner == self.rows.each and self._fits(dot.shape[1], dot.shape[2], dot.dtype) and not bias:
             left, right = self._operand(a, turned=True), self._operand(b)
             if left is not None and right is not None:
-                sides = tuple(t.nest for t in left), tuple(t.nest for t in right)
-                return self._member(dot, SumDot(dot, *sides), True, [*left, *right])
+                return self._member(dot, SumDot(dot, left.nest, right.nest), True, [left, right])
         return None
 
     def _fits(self, rows: int, cols: int, dtype: DType) -> bool:
@@ -249,8 +191,8 @@ class Finder:
         few = size <= MOST_PLAIN or not self.plain or dtype is not DType.F32
         return max(rows, cols) <= MOST_WIDTH and size * dtype.size <= MOST_MATRIX and few
 
-    def _operand(self, node: Node, turned: bool = False) -> list[Trace] | None:
-        """The walks that read an operand as rows, one for each part; None where it is no row value."""
+    def _operand(self, node: Node, turned: bool = False) -> Trace | None:
+        """The walk that reads an operand as rows; None where it does not lie in rows of the chain."""
         try:
             trace = trace_nest(operand_nest(node, turned), self.memory)
         except NestError:
@@ -258,19 +200,18 @@ class Finder:
         load = operand_load(trace)
         if load is None or (self.ambiguous and not self._row_major(load, trace)):
             return None
-        member, place = self.members.get(load.node), read_in_place(load, trace.nest.space, self.rows)
-        if member is None or not isinstance(member.stage, RowParts) or place is None:
-            return [trace]
-        cuts = [(p.start, p.width) for p in places_of(member.stage, self.rows) if p is not None]
-        if place.width != self.rows.width(load.node):
-            return [trace]
-        return [trace_nest(operand_nest(node, turned, cut), self.memory) for cut in cuts]
+        return trace
 
     def _member(
         self, node: Node, stage: Stage, sums: bool, traces: Sequence[Trace], matrices: frozenset[Node] = frozenset()
     ) -> Member:
-        reads = {(i.node, read_in_place(i, t.nest.space, self.rows)) for t in traces for i in t.loads()}
-        return Member(node, stage, sums, frozenset(reads), matrices)
+        apart = set(matrices)
+        for trace in traces:
+            for load in trace.loads():
+                run = read_in_place(load, trace.nest.space, self.rows)
+                if run is None or self.runs.get(load.node, run) != run:
+                    apart.add(load.node)
+        return Member(node, stage, sums, frozenset(i.node for t in traces for i in t.loads()), frozenset(apart))
 
     def _row_major(self, load: Inst, trace: Trace) -> bool:
         """Whether neighbouring columns lie nearer to one another than neighbouring rows, in a logically flat value."""
@@ -324,29 +265,11 @@ def _row_nest(node: Node, axes: Sequence[Axis], space: Space, loop: set[Axis]) -
     return Nest(space, (Root(Anchor(node), kept, index, by_rows=by_rows),))
 
 
-def _partition(cuts: set[tuple[int, int]], width: int) -> tuple[tuple[int, int], ...]:
-    """Runs of columns (first, number) of a value with those in ``cuts`` among them; the whole where these overlap."""
-    found: list[tuple[int, int]] = []
-    end = 0
-    for start, number in sorted(cuts):
-        if start < end:
-            return ((0, width),)
-        found += [(end, start - end)] * (start > end) + [(start, number)]
-        end = start + number
-    return (*found, *([(end, width - end)] * (end < width)))
-
-
-def operand_nest(node: Node, turned: bool, cut: tuple[int, int] | None = None) -> Nest:
-    """The nest that reads an operand ``[P, M, K]`` (``turned``: ``[P, K, M]``) of a dot as M rows of each problem.
-
-    ``cut``: the first of its columns, and how many.
-    """
+def operand_nest(node: Node, turned: bool) -> Nest:
+    """The nest that reads an operand ``[P, M, K]`` (``turned``: ``[P, K, M]``) of a dot as M rows of each problem."""
     order = (0, 2, 1) if turned else (0, 1, 2)
     shape = tuple(node.shape[d] for d in order)
     view = Node(-1 - node.uid, Permute(order), (node,), TensorType(shape, node.dtype), node.origin)
-    if cut is not None:
-        type_ = TensorType((*view.shape[:2], cut[1]), node.dtype)
-        view = Node(view.uid, Slice((0, 0, cut[0]), (1, 1, 1)), (view,), type_, node.origin)
     axes = _axes("prc", view.shape)
     return Nest(Space(_real(axes[:2]), _real(axes[2:])), (Root(Anchor(view), _index(axes)),))
 

@@ -22,7 +22,6 @@ from megafuse.fusion.cost import nest_cost
 from megafuse.ir.chain import (
     Chain,
     RowNest,
-    RowParts,
     SumDot,
     block,
     chain_traces,
@@ -82,7 +81,7 @@ def _work(chain: Chain, traces: Mapping[Nest, Trace], device: DeviceSpec) -> flo
     """Time of all products and maps on a whole device."""
     rate = dot_rate(chain, device)
     flops = sum(dot_flops(s.node) / (SUMS_SHARE if isinstance(s, SumDot) else 1.0) for s in chain.dots)
-    nests = [n for s in chain.stages if isinstance(s, RowNest | RowParts) for n in nests_of(s)]
+    nests = [n for s in chain.stages if isinstance(s, RowNest) for n in nests_of(s)]
     return flops / rate + sum(nest_cost(traces[n], device).results for n in nests) / (device.fp32_rate * MAP_SHARE)
 
 

@@ -13,9 +13,7 @@ from megafuse.fusion.cost import NestCost
 from megafuse.fusion.items import Item
 from megafuse.ir.chain import (
     Chain,
-    RowDot,
     RowNest,
-    RowParts,
     Rows,
     SumDot,
     chain_traces,
@@ -24,7 +22,6 @@ from megafuse.ir.chain import (
     is_sum,
     made_by,
     matrices_of,
-    nests_of,
 )
 from megafuse.ir.graph import Graph, Node
 from megafuse.ir.index import Axis
@@ -65,7 +62,7 @@ def _forms(finder: Finder, component: Sequence[Member], forward: bool, once: boo
     known: set[tuple[frozenset[Node], frozenset[Node]]] = set()
     for kept in range(len(sums) if once else _fitting(sums), -1, -1):
         own = [m for m in component if m not in sums[kept:]]
-        if not any(isinstance(m.stage, RowDot | SumDot) for m in own):
+        if sum(not isinstance(m.stage, RowNest) for m in own) < 1:
             continue
         for again in (finder.again(own, True), finder.again(own, False), ()):
             key = frozenset(m.node for m in own), frozenset(m.node for m in again)
@@ -101,8 +98,8 @@ def left_out(graph: Graph, chains: Sequence[Chain]) -> Iterator[str]:
 def chain_item(chain: Chain, memory: Memory) -> Item:
     """The chain as an item of the search: what it reads from memory and which anchors it makes; without its cost."""
     traces = chain_traces(chain, memory)
-    own = [s for s in chain.stages if isinstance(s, RowNest | RowParts) and made_by(s) not in chain.again]
-    nest = Nest(Space((Axis("rows", chain.rows.count),), ()), tuple(n.roots[0] for s in own for n in nests_of(s)))
+    own = [s for s in chain.stages if isinstance(s, RowNest) and made_by(s) not in chain.again]
+    nest = Nest(Space((Axis("rows", chain.rows.count),), ()), tuple(s.nest.roots[0] for s in own))
     matrices = dict.fromkeys(memory_of(n, memory) for s in chain.stages for n in matrices_of(s))
     loads = [load for load, _ in external_loads(chain, traces)]
     loads += [Inst("load", n, n.dtype, frozenset()) for n in matrices]

@@ -30,22 +30,11 @@ def block(width: int) -> int:
 
 
 @dataclass(frozen=True)
-class Place:
-    """How a value in memory holds rows that are read, or made, in place: columns ``start .. start + width`` of its own.
-
-    ``run``: rows of one problem that lie together: M in ``[P, M, K]``, 1 in ``[M, P, K]``, M2 in ``[M1, P, M2, K]``.
-    """
-
-    run: int
-    start: int
-    width: int
-
-
-@dataclass(frozen=True)
 class Rows:
     """The row axis of a chain: ``each`` rows for each of ``problems`` matrices, as in ``[P, M, K] x [P, K, N]``.
 
-    Spaces of chains have axes of the problems first.
+    Spaces of chains have axes of the problems first. A value in memory that holds all rows has a *run*, the number of
+    rows of one problem that lie together: M in ``[P, M, K]``, 1 in ``[M, P, K]``, M2 in ``[M1, P, M2, K]``.
     """
 
     each: int
@@ -68,19 +57,14 @@ class Rows:
         assert found == self.problems
         return space.rows[:at], space.rows[at:]
 
-    def width(self, node: Node) -> int:
-        """Columns of a value that holds all rows."""
-        return node.type.numel // self.count
+    def place(self, node: Node, index: Sequence[Affine], space: Space) -> int | None:
+        """The run of a value that is indexed by (problem, row, column) in place, or by rows where it has no columns.
 
-    def place(self, node: Node, index: Sequence[Affine], space: Space) -> Place | None:
-        """The place of a value that is indexed by (problem, row, column), or by rows alone where it has one column.
-
-        None where an element is read elsewhere than at its own row, or its columns do not lie side by side.
+        None where an element is read elsewhere than at its own row and column.
         """
         width, rest = divmod(node.type.numel, self.count)
         found = combine(index, contiguous_strides(node.shape))
-        wide = min(width, space.num_cols)
-        if rest or not width or 1 < width < space.num_cols or not 0 <= found.const <= width - wide:
+        if rest or not width or found.const or (width > 1 and width != space.num_cols):
             return None
         fixed, loop = self.cut(space)
         run = self.each if self.problems == 1 else dict(found.terms).get(fixed[-1].name, 0) // width
@@ -93,8 +77,7 @@ class Rows:
                 return None
             want[name] = step * width * (1 if step < run else self.problems)
         cols = axis_index(space.cols) if width > 1 else Affine(())
-        same = dict(found.terms) == {**want, **dict(cols.terms)}
-        return Place(run, found.const, wide) if same else None
+        return run if dict(found.terms) == {**want, **dict(cols.terms)} else None
 
 
 @dataclass(frozen=True)
@@ -108,39 +91,26 @@ class RowNest:
 
 
 @dataclass(frozen=True)
-class RowParts:
-    """The parts of a concat of columns; each nest computes one, its only root."""
-
-    nests: tuple[Nest, ...]
-
-
-@dataclass(frozen=True)
 class RowDot:
-    """``[P, M, K] x [P, K, N]``: rows times a matrix that does not depend on them.
-
-    ``rows`` read ``[P, M, K]``, side by side: of a concat, each reads a part, and the products with its part of the
-    matrix are added up. ``cuts``: runs of columns (first, number) that are values of their own, for those who read them
-    apart.
-    """
+    """``[P, M, K] x [P, K, N]``: rows times a matrix that does not depend on them. ``rows`` reads ``[P, M, K]``."""
 
     node: Node
-    rows: tuple[Nest, ...]
-    cuts: tuple[tuple[int, int], ...]
+    rows: Nest
 
 
 @dataclass(frozen=True)
 class SumDot:
     """``[P, K, M] x [P, M, N]``: contracts the rows, as a weight's gradient does.
 
-    ``left`` read ``[P, M, K]``, ``right`` ``[P, M, N]``, side by side: each pair of them makes a block of the sum.
+    ``left`` reads ``[P, M, K]``, ``right`` ``[P, M, N]``.
     """
 
     node: Node
-    left: tuple[Nest, ...]
-    right: tuple[Nest, ...]
+    left: Nest
+    right: Nest
 
 
-Stage = RowNest | RowParts | RowDot | SumDot
+Stage = RowNest | RowDot | SumDot
 
 
 @dataclass(frozen=True)
@@ -159,21 +129,19 @@ class Chain:
     @property
     def dots(self) -> tuple[RowDot | SumDot, ...]:
         """The dots, in order."""
-        return tuple(s for s in self.stages if isinstance(s, RowDot | SumDot))
+        return tuple(s for s in self.stages if not isinstance(s, RowNest))
 
 
 def made_by(stage: Stage) -> Node:
     """The value that a stage makes."""
-    return stage.node if isinstance(stage, RowDot | SumDot) else nests_of(stage)[0].roots[0].anchor.node
+    return stage.nest.roots[0].anchor.node if isinstance(stage, RowNest) else stage.node
 
 
 def nests_of(stage: Stage) -> tuple[Nest, ...]:
     """The walks of a stage."""
     if isinstance(stage, RowNest):
         return (stage.nest,)
-    if isinstance(stage, RowParts):
-        return stage.nests
-    return stage.rows if isinstance(stage, RowDot) else (*stage.left, *stage.right)
+    return (stage.rows,) if isinstance(stage, RowDot) else (stage.left, stage.right)
 
 
 def matrices_of(stage: Stage) -> tuple[Node, ...]:
@@ -188,8 +156,8 @@ def is_sum(stage: Stage) -> bool:
 
 def sum_edges(stage: Stage) -> tuple[int, int]:
     """Rows and columns of a sum over the rows of one problem."""
-    if isinstance(stage, RowNest | RowParts):
-        return 1, nests_of(stage)[0].space.num_cols
+    if isinstance(stage, RowNest):
+        return 1, stage.nest.space.num_cols
     return stage.node.shape[1], stage.node.shape[2]
 
 
@@ -198,16 +166,10 @@ def chunks_at_once(rows: Rows, tile: int, programs: int) -> int:
     return min(ceil_div(rows.each, tile), max(1, programs // rows.problems))
 
 
-def matrix_edges(stage: RowDot) -> tuple[tuple[int, int], ...]:
-    """Rows and columns of the parts in which a product reads its matrix."""
-    return tuple((nest.space.num_cols, width) for nest in stage.rows for _, width in stage.cuts)
-
-
 def widths_of(chain: Chain) -> tuple[int, ...]:
     """Columns of all row values, and edges of all matrices and sums."""
     walked = [n.space.num_cols for s in chain.stages for n in nests_of(s)]
-    edges = itertools.chain(*(matrix_edges(s) for s in chain.dots if isinstance(s, RowDot)))
-    return (*walked, *itertools.chain(*edges))
+    return (*walked, *itertools.chain(*(s.node.args[1].shape[1:] for s in chain.dots if isinstance(s, RowDot))))
 
 
 def turned(chain: Chain, device: DeviceSpec) -> bool:
@@ -237,15 +199,16 @@ def turned_rows(rows: Rows, sums: bool, device: DeviceSpec) -> int:
 
 def external_loads(chain: Chain, traces: Mapping[Nest, Trace]) -> Iterator[tuple[Inst, Trace]]:
     """The loads of a chain that read memory: of what it does not make itself, or makes but reads otherwise."""
-    made: set[tuple[Node, Place | None]] = set()
+    made: dict[Node, int | None] = {}
     for stage in chain.stages:
         for nest in nests_of(stage):
             trace = traces[nest]
             for load in trace.loads():
-                if (load.node, read_in_place(load, trace.nest.space, chain.rows)) not in made:
+                run = read_in_place(load, trace.nest.space, chain.rows)
+                if run is None or made.get(load.node) != run:
                     yield load, trace
         if not is_sum(stage):
-            made.update((made_by(stage), place) for place in places_of(stage, chain.rows) if place is not None)
+            made[made_by(stage)] = run_of(stage, chain.rows)
 
 
 def chain_traces(chain: Chain, memory: Memory) -> dict[Nest, Trace]:
@@ -261,17 +224,16 @@ def external_reads(chain: Chain, memory: Memory) -> tuple[Node, ...]:
     return tuple(dict.fromkeys((*rows, *matrices)))
 
 
-def read_in_place(load: Inst, space: Space, rows: Rows) -> Place | None:
-    """The place of a value that a load reads in place; see ``Rows.place``."""
+def read_in_place(load: Inst, space: Space, rows: Rows) -> int | None:
+    """The run of a value that a load reads in place; see ``Rows.place``."""
     return None if load.lookups else rows.place(load.node, load.index, space)
 
 
-def places_of(stage: Stage, rows: Rows) -> tuple[Place | None, ...]:
-    """The places of the row values that a stage makes, None for one that is not in place."""
-    if isinstance(stage, RowDot):
-        return tuple(Place(rows.each, start, width) for start, width in stage.cuts)
-    roots = [(nest.roots[0], nest.space) for nest in nests_of(stage)]
-    return tuple(rows.place(root.anchor.node, root.anchor.placed(root.index), space) for root, space in roots)
+def run_of(stage: Stage, rows: Rows) -> int | None:
+    """The run of the row value that a stage makes."""
+    if not isinstance(stage, RowNest):
+        return rows.each
+    return rows.place(made_by(stage), stage.nest.roots[0].index, stage.nest.space)
 
 
 def operand_load(trace: Trace) -> Inst | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -14,13 +13,11 @@ from megafuse.ir.chain import (
     Chain,
     RowDot,
     RowNest,
-    RowParts,
     block,
     chain_traces,
     external_loads,
     external_reads,
     is_sum,
-    matrix_edges,
     nests_of,
     sum_edges,
     turned,
@@ -67,8 +64,8 @@ class ChainMaker:
 
     def _request(self, chain: Chain) -> ChainRequest:
         dtype = chain.dots[0].node.dtype
-        dots = [s for s in chain.stages if isinstance(s, RowDot)]
-        edges = {memory_of(s.node.args[1], self.cover.materialised): matrix_edges(s) for s in dots}
+        dots = [s.node for s in chain.stages if isinstance(s, RowDot)]
+        edges = {memory_of(d.args[1], self.cover.materialised): d.args[1].shape for d in dots}
         loads = external_loads(chain, chain_traces(chain, self.cover.materialised))
         loaded = {
             ld.node: block(t.nest.space.num_cols) * ld.dtype.size
@@ -78,7 +75,7 @@ class ChainMaker:
         return ChainRequest(
             rows=chain.rows,
             widths=tuple(n.space.num_cols for s in chain.stages for n in nests_of(s)),
-            matrices=tuple(itertools.chain(*edges.values())),
+            matrices=tuple((k, n) for _, k, n in edges.values()),
             sums=tuple(sum_edges(s) for s in chain.stages if is_sum(s)),
             dtype=dtype,
             plain=dtype is DType.F32,
@@ -105,13 +102,15 @@ class _Making:
         self.traces = chain_traces(self.chain, self.maker.cover.materialised)
         self.chunks = ceil_div(self.chain.rows.each, self.tile.rows_per_chunk)
         for stage in self.chain.stages:
-            if isinstance(stage, RowNest | RowParts):
-                for nest in nests_of(stage):
-                    self._nest(nest)
+            if isinstance(stage, RowNest):
+                self._nest(stage)
             elif isinstance(stage, RowDot):
-                self._product(stage)
+                operand = self._phase(stage.rows, ())
+                self.stages.append(ChainDotPlan(stage.node, (operand,)))
+                if self._stored(stage.node):
+                    self._store_product(stage.node)
             else:
-                operands = tuple(tuple(self._phase(n, ()) for n in side) for side in (stage.left, stage.right))
+                operands = self._phase(stage.left, ()), self._phase(stage.right, ())
                 self.stages.append(ChainDotPlan(stage.node, operands, self._sums(stage.node)))
 
     def _stored(self, node: Node) -> bool:
@@ -134,37 +133,28 @@ class _Making:
         self.stages.append(len(self.phases) - 1)
         return len(self.phases) - 1
 
-    def _nest(self, given: Nest) -> None:
-        nest = self.traces[given].nest
+    def _nest(self, stage: RowNest) -> None:
+        nest = self.traces[stage.nest].nest
         (root,) = nest.roots
         node, strides = root.anchor.node, self.maker.strides
         if not root.by_rows:
-            at = combine(root.anchor.placed(root.index), strides(node))
-            self._phase(given, ((root, node, at),) if self._stored(node) else ())
+            stores = ((root, node, combine(root.index, strides(node))),) if self._stored(node) else ()
+            self._phase(stage.nest, stores)
             return
         uid = next(self.uids)
         partial = make_partial(root, self.chain.rows.cut(nest.space)[0], self.chunks, f"partial_{uid}", uid)
         if partial is None:
-            self._phase(given, ((root, node, combine(root.index, strides(node))),))
+            self._phase(stage.nest, ((root, node, combine(root.index, strides(node))),))
             return
         self.partials[node] = partial
         offset = combine(partial.index, contiguous_strides(partial.node.shape))
-        self._phase(given, ((root, partial.node, offset),))
+        self._phase(stage.nest, ((root, partial.node, offset),))
 
-    def _product(self, stage: RowDot) -> None:
-        operands = (tuple(self._phase(nest, ()) for nest in stage.rows),)
-        for cut in stage.cuts:
-            self.stages.append(ChainDotPlan(stage.node, operands, cut=cut))
-            if self._stored(stage.node):
-                self._store_product(stage.node, cut)
-
-    def _store_product(self, dot: Node, cut: tuple[int, int]) -> None:
-        """A phase that stores columns of a product, which others read too."""
-        shape = (*dot.shape[:2], cut[1])
-        axes = [(Axis(f"{letter}0", n),) if n > 1 else () for letter, n in zip("prc", shape, strict=True)]
+    def _store_product(self, dot: Node) -> None:
+        """A phase that stores a product, which others read too."""
+        axes = [(Axis(f"{letter}0", n),) if n > 1 else () for letter, n in zip("prc", dot.shape, strict=True)]
         space = Space((*axes[0], *axes[1]), axes[2])
-        rows, cols = tuple(map(axis_index, axes[:2])), axis_index(axes[2])
-        index = (*rows, cols.shift(cut[0]))
+        index = tuple(map(axis_index, axes))
         root = Root(Anchor(dot), index)
         nest = Nest(space, (root,))
         load = Inst("load", dot, dot.dtype, frozenset(space.sizes), index=index)

@@ -45,9 +45,8 @@ class ChainDotPlan:
     """A dot of a chain; see ``ChainDot``. ``sums``: the value that holds its sums, of shape ``[chunks, P, K, N]``."""
 
     node: Node
-    operands: tuple[tuple[int, ...], ...]
+    operands: tuple[int, ...]
     sums: Node | None = None
-    cut: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)

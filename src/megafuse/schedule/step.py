@@ -165,7 +165,7 @@ class _StepBuilder:
     def _chain_dot(self, plan: ChainDotPlan) -> ChainDot:
         if plan.sums is None:
             matrix, *bias = map(self._view, plan.node.args[1:])
-            return ChainDot(plan.node, plan.operands, matrix, bias[0] if bias else None, cut=plan.cut)
+            return ChainDot(plan.node, plan.operands, matrix, bias[0] if bias else None)
         buffer = self.buffers[plan.sums]
         whole = plan.sums is plan.node  # made by one program for each problem
         view = View(buffer.name, (1,) * whole + buffer.shape, (0,) * whole + buffer.strides)

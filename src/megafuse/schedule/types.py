@@ -258,19 +258,17 @@ class DotPart:
 
 @dataclass(frozen=True)
 class ChainDot:
-    """A dot of a chain, or those columns of a product that ``cut`` says: the first, and how many.
+    """A dot of a chain. ``operands``: positions of the phases that read its rows, one, or two for a sum over the rows.
 
-    ``operands``: positions of the phases that read its rows, side by side; two of these for a sum over the rows.
     ``matrix`` and ``bias``: the other operand ``[P, K, N]`` and what is added. ``sums``: where a program stores its sum
     ``[chunks, P, K, N]``.
     """
 
     node: Node
-    operands: tuple[tuple[int, ...], ...]
+    operands: tuple[int, ...]
     matrix: View | None = None
     bias: View | None = None
     sums: View | None = None
-    cut: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)

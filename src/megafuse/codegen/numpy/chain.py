@@ -81,8 +81,7 @@ class _Printer:
         matrix = f"_matrix({self.buffers[operand.buffer]}, {start}, {shape}, {tuple(steps)})"
         name = self.namer.one(stage.dst)
         self.values[stage.dst] = Value(name, DType.F32, rows=True, cols=stage.cols > 1)
-        start = f"{self.values[stage.start].name} + " if stage.start else ""
-        writer.call(f"{name} = {start}np.matmul(", [self._rows(stage.a), matrix])
+        writer.call(f"{name} = np.matmul(", [self._rows(stage.a), matrix])
 
     def _sums(self, writer: Writer, stage: RowSums) -> None:
         target, (_, *steps), chunk = stage.target, stage.target.strides, stage.chunk_step

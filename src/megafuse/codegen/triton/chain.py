@@ -264,15 +264,12 @@ class _Printer:
     def _product(self, stage: Product, loads: Writer, inside: Writer) -> None:
         matrix = self._matrix(stage, loads)
         a, flat = self._operand(stage.a, stage.inner, stage.dtype), self.frame.flat
-        start = self.values[stage.start].names[0] if stage.start else ""
         if flat:
             text = (
                 f"tl.sum({convert(a, stage.dtype, DType.F32)}[:, None] * {convert(matrix, stage.dtype, DType.F32)}, 0)"
             )
         else:
             pair = f"{_flipped(matrix)}, {a}" if self.program.turned else f"{a}, {matrix}"
-            if start and stage.cols > 1 and stage.dtype is not DType.F32:
-                pair, start = f"{pair}, {start}", ""
             text = f"tl.dot({pair}{self._precision(stage.dtype)})"
             text = f"_apart({text})" if stage.dtype is DType.F32 else text
         level = Level.TILE if stage.cols > 1 else Level.ROW
@@ -280,7 +277,7 @@ class _Printer:
             text = f"tl.sum({text})" if flat else f"tl.sum({text}, {self.frame.col_axis}, keep_dims=True)"
         name = self.namer.one(stage.dst)
         self.values[stage.dst] = Value((name,), level, DType.F32)
-        inside.assign(name, f"{start} + {text}" if start else text)
+        inside.assign(name, text)
 
     def _precision(self, dtype: DType) -> str:
         return f', input_precision="{"tf32" if self.program.tf32 else "ieee"}"' * (dtype is DType.F32)
