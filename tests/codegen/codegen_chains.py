@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -24,8 +22,7 @@ TABLE = 9  # rows of a table
 class Chain:
     """``h = relu(x @ w1^T + b1)``, ``y = h @ w2``; sums over the rows of ``x^T h`` and of ``h``, per chunk.
 
-    ``by_index``: the rows of ``x`` are those of a table at given integers, 0 outside of it. ``problems``: sizes of the
-    axes of matrices, each with rows of its own; ``x`` has these behind the rows, ``y`` before, and turned.
+    ``by_index``: the rows of ``x`` are those of a table at given integers, 0 outside of it.
     """
 
     name: str
@@ -38,12 +35,6 @@ class Chain:
     turned: bool = False
     early: bool = False
     by_index: bool = False
-    problems: tuple[int, ...] = ()
-
-    @property
-    def fixed(self) -> tuple[Axis, ...]:
-        """Axes of the problems."""
-        return tuple(Axis(name, n) for name, n in zip("pq", self.problems, strict=False))
 
     @property
     def chunks(self) -> int:
@@ -56,33 +47,30 @@ class Chain:
 
     def program(self) -> ChainProgram:
         (k, n, o), dtype, rows = self.widths, self.dtype, self.rows
-        height, many = TABLE if self.by_index else rows, self.problems
-        count = math.prod(many)
+        height = TABLE if self.by_index else rows
         params = (
-            param("x", dtype, (height, *many, k)), param("w1", dtype, (*many, n, k)), param("b1", dtype, (*many, n)),
-            param("w2", dtype, (*many, n, o)), param("y", dtype, (*many[::-1], rows, o), written=True),
-            param("dw", F32, (self.chunks, *many, k, n), written=True),
-            param("db", F32, (self.chunks, *many, n), written=True),
+            param("x", dtype, (height, k)), param("w1", dtype, (n, k)), param("b1", dtype, (n,)),
+            param("w2", dtype, (n, o)), param("y", dtype, (rows, o), written=True),
+            param("dw", F32, (self.chunks, k, n), written=True), param("db", F32, (self.chunks, n), written=True),
         )  # fmt: skip
         params = (param("i", DType.I64, (rows,)), *params) if self.by_index else params
         load, act, out = self._loaded(), Block(), Block()
         act.note("src[mlp.py:7]: h = relu(x @ w1.T + b1)")
-        act.load("b1_v1", "b1", index(c=1, **self._steps(n)), COL, dtype)
+        act.load("b1_v1", "b1", index(c=1), COL, dtype)
         act.map("z", "add", "acc0", "b1_v1")
         act.items.append(Convert("z0", "z", TILE, F32, F32, dtype if dtype is not F32 else None))
         act.map("h", "maximum", "z0", 0.0)
         act.items.append(Convert("h0", "h", TILE, F32, dtype))
-        at = index(**({"chunk": n * count} if self.chunks > 1 else {}), c=1, **self._steps(n))
+        at = index(chunk=n, c=1) if self.chunks > 1 else index(c=1)
         act.items.append(ColReduce("acc_db", "h", TILE, "sum", F32, "db", at, F32))
-        turned = {name: step // o * rows * o for name, step in self._steps(o, turned=True).items()}
-        out.store("y", index(r=o, c=1, **turned), "acc1", TILE, dtype)
-        sums = Matrices("dw", (k * n, n, 1))
+        out.store("y", index(r=o, c=1), "acc1", TILE, dtype)
+        sums = Matrices("dw", (k * n if self.chunks > 1 else 0, n, 1))
         stages = (
             self._phase(load, k),
-            Product("acc0", "x_v1", Matrices("w1", (n * k, 1, k)), k, n, dtype),
+            Product("acc0", "x_v1", Matrices("w1", (0, 1, k)), k, n, dtype),
             self._phase(act, n),
-            RowSums("sums0", "x_v1", "h0", k, n, sums, dtype, chunk_step=count * k * n),
-            Product("acc1", "h0", Matrices("w2", (n * o, o, 1)), n, o, dtype),
+            RowSums("sums0", "x_v1", "h0", k, n, sums, dtype),
+            Product("acc1", "h0", Matrices("w2", (0, o, 1)), n, o, dtype),
             self._phase(out, o),
         )
         return ChainProgram(
@@ -93,8 +81,7 @@ class Chain:
     def _loaded(self) -> Block:
         load, k = Block(), self.widths[0]
         if not self.by_index:
-            at = index(r=math.prod(self.problems) * k, c=1, **self._steps(k))
-            load.load("x_v1", "x", at, TILE, self.dtype)
+            load.load("x_v1", "x", index(r=k, c=1), TILE, self.dtype)
             return load
         load.load("i_v1", "i", index(r=1), ROW, DType.I64)
         load.items.append(Within("within0", "i_v1", TABLE, ROW, DType.I64))
@@ -103,25 +90,16 @@ class Chain:
         load.map("x_v1", "where", "within0", "x_found", 0.0, arg=self.dtype, out=self.dtype)
         return load
 
-    def _steps(self, width: int, turned: bool = False) -> dict[str, int]:
-        """Elements between neighbours of each problem axis in a buffer of ``width`` for each problem."""
-        axes = self.fixed if turned else self.fixed[::-1]  # the fastest first
-        steps = itertools.accumulate((a.size for a in axes), int.__mul__, initial=width)
-        return {a.name: step for a, step in zip(axes, steps, strict=False)}
-
     def _phase(self, build: Block, cols: int) -> Phase:
         return Phase(
-            "phase", self.fixed, (Axis("r", self.rows),), (Axis("c", cols),), self.row_tile, self.rows_per_chunk,
+            "phase", (), (Axis("r", self.rows),), (Axis("c", cols),), self.row_tile, self.rows_per_chunk,
             build.done(), (block(cols),),
         )  # fmt: skip
 
     def _arrays(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Whole numbers and eighths, whose sums of products are exact in fp32, in any order."""
-        (k, n, o), many = self.widths, self.problems
-        shapes = {
-            "x": (TABLE if self.by_index else self.rows, *many, k), "w1": (*many, n, k), "b1": (*many, n),
-            "w2": (*many, n, o),
-        }  # fmt: skip
+        k, n, o = self.widths
+        shapes = {"x": (TABLE if self.by_index else self.rows, k), "w1": (n, k), "b1": (n,), "w2": (n, o)}
         inputs = {
             name: (rng(self.name + name).integers(-3, 4, shape) / (1 if name[0] == "x" else 8)).astype(NP[self.dtype])
             for name, shape in shapes.items()
@@ -134,14 +112,11 @@ class Chain:
         if self.by_index:
             at = inputs["i"] = rng(self.name).integers(-1, TABLE + 1, self.rows)
             x = np.where(((at >= 0) & (at < TABLE))[:, None], x[at.clip(0, TABLE - 1)], 0.0)
-        x = np.moveaxis(x, 0, -2)
-        h = np.maximum(rounded(x @ w1.swapaxes(-1, -2) + b1[..., None, :]), 0)
-        y = rounded(h @ w2)
+        h = np.maximum(rounded(x @ w1.T + b1), 0)
         cuts = range(self.rows_per_chunk, self.rows, self.rows_per_chunk)
-        parts = list(zip(np.split(x, cuts, -2), np.split(h, cuts, -2), strict=True))
-        dw = np.stack([a.swapaxes(-1, -2) @ b for a, b in parts])
-        db = np.stack([b.sum(-2) for _, b in parts])
-        return inputs, {"y": y.swapaxes(0, 1) if len(many) == 2 else y, "dw": dw, "db": db}
+        parts = list(zip(np.split(x, cuts), np.split(h, cuts), strict=True))
+        dw = np.stack([a.T @ b for a, b in parts])
+        return inputs, {"y": rounded(h @ w2), "dw": dw, "db": np.stack([b.sum(0) for _, b in parts])}
 
 
 def chains(dtype: DType) -> Iterator[Chain]:
@@ -156,10 +131,7 @@ def chains(dtype: DType) -> Iterator[Chain]:
     yield Chain(f"chain_ahead_{t}", dtype, 96, (16, 32, 16), 16, 32, turned=True, early=True)
     yield Chain(f"chain_index_{t}", dtype, 100, (17, 33, 40), 16, 48, early=True, by_index=True)
     yield Chain(f"chain_uneven_{t}", dtype, 80, (16, 32, 16), 16, 32)
-    yield Chain(f"chain_problems_{t}", dtype, 37, (20, 33, 7), 16, 32, problems=(3,))
-    yield Chain(f"chain_problem_axes_{t}", dtype, 21, (16, 33, 16), 16, 32, turned=True, problems=(2, 3))
     if dtype is F32:
-        yield Chain(f"chain_problem_rows_{t}", dtype, 5, (12, 16, 9), 1, 2, problems=(3, 2))
         yield Chain(f"chain_rows_{t}", dtype, 5, (12, 16, 9), 1, 2)
 
 

@@ -49,7 +49,6 @@ NAMES = (
     "dot_odd_f32",
     "chain_odd_bf16",
     "chain_rows_f32",
-    "chain_problems_bf16",
 )
 PRINTERS = {"triton": print_triton, "numpy": print_numpy}
 

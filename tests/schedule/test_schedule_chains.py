@@ -13,7 +13,7 @@ from megafuse.compiler.driver import compile_call
 from megafuse.compiler.engine import dot_rule
 from megafuse.core.device import device_spec
 from megafuse.core.dtypes import DType
-from megafuse.ir.chain import Rows, block, turned, turned_rows
+from megafuse.ir.chain import block, turned, turned_rows
 from megafuse.schedule.chain_tiling import ChainRequest, choose_chain_tile
 
 DEVICE = device_spec(90)
@@ -21,7 +21,7 @@ DEVICE = device_spec(90)
 
 def request(rows: int, *widths: int, sums: bool = False, dtype: DType = DType.BF16) -> ChainRequest:
     edges = tuple(itertools.pairwise(widths))
-    return ChainRequest(Rows(rows), widths, edges, edges if sums else (), dtype, dtype is DType.F32)
+    return ChainRequest(rows, widths, edges, edges if sums else (), dtype, dtype is DType.F32)
 
 
 @pytest.mark.parametrize("sums", [False, True])
@@ -43,18 +43,6 @@ def test_small_problems_are_spread_over_the_device() -> None:
     assert (tiny.rows, tiny.rows_per_chunk) == (1, 1)
     few = choose_chain_tile(request(4096, 128, 128, 128), DEVICE)
     assert -(-4096 // few.rows_per_chunk) == 128
-
-
-@pytest.mark.parametrize("problems", [2, 3, 16, 100, 400])
-@pytest.mark.parametrize("rows", [5, 256, 70001])
-def test_the_rows_of_each_problem_are_cut_alike(problems: int, rows: int) -> None:
-    """As many programs as run at once, and not one without rows."""
-    for sums in (False, True):
-        tile = choose_chain_tile(replace(request(rows, 64, 128, 64, sums=sums), rows=Rows(rows, problems)), DEVICE)
-        chunks = -(-rows // tile.rows_per_chunk)
-        assert chunks * tile.rows_per_chunk >= rows > (chunks - 1) * tile.rows_per_chunk
-        assert chunks == 1 or problems * chunks <= 2 * DEVICE.sms
-        assert rows < 70001 or problems * chunks >= min(problems, DEVICE.sms // 2)
 
 
 def test_matrices_beyond_shared_memory_are_read_for_each_tile() -> None:
@@ -111,8 +99,8 @@ def test_tiles_are_turned_only_where_all_lines_of_shared_memory_are_full(
 @pytest.mark.parametrize("rows", [40, 33 * 16 + 1, 33 * 32 + 1, 132 * 16, 132 * 16 + 1, 132 * 32, 132 * 32 + 1])
 def test_narrow_tiles_are_for_few_rows(rows: int, sums: bool, programs: int) -> None:
     expected = next((n for n in (16, 32) if rows <= programs * n), 64)
-    assert turned_rows(Rows(rows), sums, DEVICE) == expected
-    assert turned_rows(Rows(rows), sums, replace(DEVICE, narrow_tiles=False)) == 64
+    assert turned_rows(rows, sums, DEVICE) == expected
+    assert turned_rows(rows, sums, replace(DEVICE, narrow_tiles=False)) == 64
     asked = replace(request(rows, 128, 128, 128, sums=sums), turned=True)
     tile = choose_chain_tile(asked, DEVICE)
     assert (tile.rows, tile.rows_per_chunk, tile.early) == (expected, max(expected, tile.rows_per_chunk), False)

@@ -22,7 +22,7 @@ from megafuse.codegen.program import (
     TileProgram,
 )
 from megafuse.core.dtypes import DType
-from megafuse.ir.chain import RowNest, Rows, block, read_in_place, run_of
+from megafuse.ir.chain import block, is_in_place
 from megafuse.ir.graph import Node
 from megafuse.ir.index import axis_index
 from megafuse.ir.trace import Inst
@@ -41,10 +41,10 @@ def lower_schedule(kernel: KernelSchedule, buffers: Buffers, names: Names) -> Ti
 
 @dataclass
 class _Made:
-    """Names of the values that stages have made so far, by run (``Rows.place``); how often each name was asked for."""
+    """Names of the values that stages have made so far, and how often each name was asked for."""
 
-    rows: Rows
-    values: dict[tuple[Node, int], str] = field(default_factory=dict)
+    rows: int
+    values: dict[Node, str] = field(default_factory=dict)
     taken: dict[str, int] = field(default_factory=dict)
 
     def name(self, base: str) -> str:
@@ -58,7 +58,7 @@ class _Made:
 class _RowLowering(PhaseLowering):
     """A phase of a chain."""
 
-    made: _Made = field(default_factory=lambda: _Made(Rows(1)))
+    made: _Made = field(default_factory=lambda: _Made(0))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,16 +66,14 @@ class _RowLowering(PhaseLowering):
         self.taken = self.made.taken
 
     def _statement(self, inst: Inst) -> Statement | None:
-        run = read_in_place(inst, self.trace.nest.space, self.made.rows) if inst.kind == "load" else None
-        if run is None:
+        if inst.kind != "load" or not is_in_place(inst, self.trace.nest.space, self.made.rows):
             return super()._statement(inst)
-        key = inst.node, run
-        if key in self.made.values:
-            self.values[inst] = self.made.values[key]
+        if inst.node in self.made.values:
+            self.values[inst] = self.made.values[inst.node]
             return None
         load = super()._statement(inst)
         if not inst.guards:
-            self.made.values[key] = self.values[inst]  # later stages find it in registers
+            self.made.values[inst.node] = self.values[inst]  # later stages find it in registers
         return load
 
     def result(self) -> str:
@@ -120,9 +118,8 @@ class _ChainLowering:
         phase = lowering.run(f"phase {at}")
         self.results[at] = lowering.result()
         (root,) = schedule.trace.nest.roots
-        run = None if root.by_rows else run_of(RowNest(schedule.trace.nest), self.chain.rows)
-        if run is not None:
-            self.made.values.setdefault((root.anchor.node, run), self.results[at])
+        if not root.by_rows:
+            self.made.values.setdefault(root.anchor.node, self.results[at])
         if phase.passes[0].body:
             self.stages.append(phase)
 
@@ -142,7 +139,7 @@ class _ChainLowering:
             rounded = self.made.name("y")
             body.append(Convert(rounded, sums, level, DType.F32, node.dtype))
             sums = rounded
-        self.made.values[node, self.chain.rows.each] = sums
+        self.made.values[node] = sums
         if any(not isinstance(item, Note) for item in body):
             self.stages.append(self._columns(cols, tuple(body)))
 
@@ -160,11 +157,11 @@ class _ChainLowering:
         return biased
 
     def _columns(self, cols: int, body: tuple[Statement | Note, ...]) -> Phase:
-        tile, rows = self.chain.tile, self.chain.rows
+        tile = self.chain.tile
         return Phase(
             title="product",
-            fixed=(Axis("p0", rows.problems),) if rows.problems > 1 else (),
-            loop=(Axis("r0", rows.each),),
+            fixed=(),
+            loop=(Axis("r0", self.chain.rows),),
             cols=(Axis("c0", cols),) if cols > 1 else (),
             row_tile=tile.rows,
             rows_per_chunk=tile.rows_per_chunk,
@@ -174,8 +171,8 @@ class _ChainLowering:
 
     def _sums(self, dot: ChainDot) -> None:
         assert dot.sums is not None
-        (_, _, rows, cols), (chunk_step, *steps) = dot.sums.shape, dot.sums.strides
+        _, rows, cols = dot.sums.shape
         left, right = (self.results[at] for at in dot.operands)
-        target = Matrices(dot.sums.buffer, (steps[0], steps[1], steps[2]), dot.sums.offset)
+        target: Matrices = matrices_of(dot.sums)
         acc = self.made.name("sums")
-        self.stages.append(RowSums(acc, left, right, rows, cols, target, dot.node.args[0].dtype, chunk_step))
+        self.stages.append(RowSums(acc, left, right, rows, cols, target, dot.node.args[0].dtype))

@@ -1,13 +1,12 @@
 """The chain program: dots that share one row axis, and the phases between them, for one tile of rows after the other.
 
-Each program walks ``rows_per_chunk`` rows of one problem, ``row_tile`` at a time; its problem is the index of the
-phases' fixed axes. For each row tile the *stages* run in order:
+Each program walks ``rows_per_chunk`` rows, ``row_tile`` at a time. For each row tile the *stages* run in order:
 
 * a ``Phase`` computes values of the tile from memory and from what earlier stages made (names are those of the whole
-  program); all phases have the same problems and loop rows;
-* a ``Product`` multiplies a value ``[rows, K]`` by the problem's matrix ``[K, N]``, the same for all of its rows;
+  program); all phases have the same loop rows;
+* a ``Product`` multiplies a value ``[rows, K]`` by a matrix ``[K, N]`` that is the same for all rows;
 * a ``RowSums`` adds ``left^T @ right`` (``[K, rows] x [rows, N]``) to fp32 sums, which each program stores when it has
-  walked its rows: one part per problem and chunk.
+  walked its rows: one part per chunk.
 
 Columns beyond a value's width may hold anything: printers clear them where a product would read them. So do rows beyond
 the last, where they are summed over.
@@ -27,9 +26,9 @@ from megafuse.core.sizes import Dim, open_dims
 
 @dataclass(frozen=True)
 class Product:
-    """``dst = a @ matrix`` in fp32, not rounded. ``matrix`` holds ``[problems, inner, cols]``.
+    """``dst = a @ matrix`` in fp32, not rounded. ``matrix`` holds ``[1, inner, cols]``; ``dtype``: of both operands.
 
-    ``dtype``: of both operands. With one column, ``dst`` is a value of each row.
+    With one column, ``dst`` is a value of each row.
     """
 
     dst: str
@@ -42,10 +41,7 @@ class Product:
 
 @dataclass(frozen=True)
 class RowSums:
-    """``acc += left^T @ right``; in the end ``acc`` is stored to ``target``, which holds ``[problems, rows, cols]``.
-
-    ``chunk_step`` elements lie between the parts of neighbouring chunks.
-    """
+    """``acc += left^T @ right``; in the end ``acc`` is stored to ``target``, which holds ``[chunks, rows, cols]``."""
 
     acc: str
     left: str
@@ -54,7 +50,6 @@ class RowSums:
     cols: int
     target: Matrices
     dtype: DType
-    chunk_step: int = 0
 
 
 Stage = Phase | Product | RowSums
@@ -83,9 +78,13 @@ class ChainProgram:
     def __post_init__(self) -> None:
         first = self.phases[0]
         for phase in self.phases:
-            if _walk(phase) != _walk(first):
+            if (phase.loop_size, phase.row_tile, phase.rows_per_chunk) != (
+                first.loop_size,
+                first.row_tile,
+                first.rows_per_chunk,
+            ):
                 raise VerifyError(f"{self.name}: phase {phase.title!r} does not walk the rows of the first phase")
-            if phase.col_block or phase.col_grid or len(phase.passes) != 1 or len(phase.pieces) != 1:
+            if phase.fixed or phase.col_block or phase.col_grid or len(phase.passes) != 1 or len(phase.pieces) != 1:
                 raise VerifyError(f"{self.name}: phase {phase.title!r} does not hold its columns in one piece")
         self._check_names()
 
@@ -129,23 +128,18 @@ class ChainProgram:
 
     @property
     def chunks(self) -> int:
-        """Programs for each problem."""
+        """Programs."""
         return self.phases[0].num_chunks
-
-    @property
-    def problems(self) -> int:
-        """Matrices of each product, each with rows of its own."""
-        return self.phases[0].programs // self.chunks
 
     @property
     def grid(self) -> tuple[int, int]:
         """Numbers of programs along the two grid axes."""
-        return (self.phases[0].programs, 1)
+        return (self.chunks, 1)
 
     @property
     def dims(self) -> tuple[Dim, ...]:
         """The open sizes."""
-        return open_dims((self.params, [(p.fixed, p.loop, p.cols, p.rows_per_chunk, p.passes) for p in self.phases]))
+        return open_dims((self.params, [(p.loop, p.cols, p.rows_per_chunk, p.passes) for p in self.phases]))
 
     @property
     def shell(self) -> TileProgram:
@@ -155,8 +149,3 @@ class ChainProgram:
     def param(self, buffer: str) -> Param:
         """The parameter of that name."""
         return next(p for p in self.params if p.name == buffer)
-
-
-def _walk(phase: Phase) -> tuple[int, ...]:
-    """Programs, and the rows of each."""
-    return phase.programs, phase.loop_size, phase.row_tile, phase.rows_per_chunk

@@ -1,17 +1,16 @@
 """Chains: dots that share a row axis M and what is computed between them, row by row, in one kernel.
 
-A *row value* has M rows, or M for each of P problems: its leading dims hold these, the others are its columns, at most
-``MOST_WIDTH``. Row values are made by nests (maps, reductions over a row), by dots with a matrix that does not depend
-on the rows (one for each problem), and are contracted by sums over the rows (gradients of weights and of biases). What
-is made in a chain is read there *in place*: element (row, column) by the program that made it. All other reads make two
-chains, with memory between them.
+A *row value* has M rows: its leading dims hold M elements, the others are its columns, at most ``MOST_WIDTH``. Row
+values are made by nests (maps, reductions over a row), by dots with a matrix that does not depend on the rows, and are
+contracted by sums over the rows (gradients of weights and of biases). What is made in a chain is read there *in place*:
+element (row, column) by the program that made it. All other reads make two chains, with memory between them.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from megafuse.core.dependencies import members
@@ -19,18 +18,7 @@ from megafuse.core.dtypes import DType
 from megafuse.core.sizes import is_open
 from megafuse.fusion.anchors import Anchors
 from megafuse.fusion.units import number_units
-from megafuse.ir.chain import (
-    Chain,
-    RowDot,
-    RowNest,
-    Rows,
-    Stage,
-    SumDot,
-    block,
-    operand_load,
-    read_in_place,
-    run_of,
-)
+from megafuse.ir.chain import Chain, RowDot, RowNest, Stage, SumDot, block, is_in_place, operand_load
 from megafuse.ir.graph import Graph, Node, contiguous_strides
 from megafuse.ir.index import Affine, Axis, Index, combine
 from megafuse.ir.nest import Anchor, Nest, Root, Space
@@ -59,37 +47,33 @@ class Member:
     apart: frozenset[Node]
 
 
-def chain_rows(graph: Graph) -> list[Rows]:
-    """Rows that chains may have, the most frequent among the dots first."""
-    counts: dict[Rows, int] = {}
+def chain_rows(graph: Graph) -> list[int]:
+    """Numbers of rows that chains may have, the most frequent among the dots first."""
+    counts: dict[int, int] = {}
     for node in graph.nodes:
         if not node.is_a(Dot) or any(is_open(n) for n in (*node.shape, node.args[0].shape[2])):
             continue
-        problems, each, cols = node.shape
-        if each > 1 and max(cols, node.args[0].shape[2]) <= MOST_WIDTH:
-            rows = Rows(each, problems)
+        problems, rows, cols = node.shape
+        if problems == 1 and rows > 1 and max(cols, node.args[0].shape[2]) <= MOST_WIDTH:
             counts[rows] = counts.get(rows, 0) + 1
-    return sorted((m for m, n in counts.items() if n > 1), key=lambda m: (-counts[m], -m.count, m.problems))
+    return sorted((m for m, n in counts.items() if n > 1), key=lambda m: (-counts[m], -m))
 
 
 class Finder:
     """The stages that chains of ``rows`` rows can have in one graph, and the chains that these make."""
 
-    def __init__(self, graph: Graph, anchors: Anchors, rows: Rows, plain: bool = False) -> None:
+    def __init__(self, graph: Graph, anchors: Anchors, rows: int, plain: bool = False) -> None:
         """``plain``: fp32 products do without matrix units, on tiles of several rows."""
         self.graph, self.rows, self.memory, self.plain = graph, rows, anchors.materialised, plain
         self.forward = graph.forward_nodes()
         self.units = number_units(graph, anchors)
-        self.ambiguous = rows.each <= MOST_WIDTH
+        self.ambiguous = rows <= MOST_WIDTH
         self.members: dict[Node, Member] = {}
-        self.runs: dict[Node, int | None] = {}  # of the row values among the members
         self.unit_of: dict[Node, int] = {}
-        made = {u: a for a, u in self.units.of_anchor.items()} | {u: n for n, u in self.units.of_call.items()}
-        for unit, one in sorted(made.items(), key=lambda item: item[0]):  # what is read comes before its readers
-            if isinstance(one, Anchor):
-                self._keep(one.node, unit, None if one.part is not None else self._anchored(one))
-            else:
-                self._keep(one, unit, self._multiplied(one) if one.is_a(Dot) else None)
+        for anchor, unit in self.units.of_anchor.items():
+            self._keep(anchor.node, unit, None if anchor.part is not None else self._anchored(anchor))
+        for node, unit in self.units.of_call.items():
+            self._keep(node, unit, self._multiplied(node) if node.is_a(Dot) else None)
 
     def components(self, forward: bool) -> list[tuple[Member, ...]]:
         """Members of one direction that can run in one kernel each, in the order of the graph, dots in all of them."""
@@ -125,8 +109,6 @@ class Finder:
         self.unit_of[node] = unit
         if member is not None:
             self.members[node] = member
-            if not member.sums:
-                self.runs[node] = run_of(member.stage, self.rows)
 
     def _levels(self, mine: Mapping[Node, Member], forward: bool) -> dict[Node, int]:
         """How often the longest way to a value leaves a chain: members of one level have nothing else between them."""
@@ -151,35 +133,36 @@ class Finder:
     # --- what can be a stage ----------------------------------------------------------------------------------------
 
     def _anchored(self, anchor: Anchor) -> Member | None:
-        """The anchor as a row value made by a nest, or as a reduction of one; read in place where it can be."""
+        """The anchor as a row value made by a nest, or as a reduction of one."""
         node = anchor.node
-        found: list[Member] = []
-        for nest in () if node.is_a(Concat) else row_nests(node, self.rows):
-            try:
-                trace = trace_nest(nest, self.memory)
-            except NestError:
-                continue
-            (value,) = trace.roots.values()
-            if value.axes == frozenset(trace.nest.space.sizes) - (
-                nest.space.col_names if value.kind == "reduce" else set()
-            ):  # what does not vary along rows and columns is no row value
-                found.append(self._member(node, RowNest(trace.nest), nest.roots[0].by_rows, [trace]))
-        return min(found, key=lambda member: len(member.apart), default=None)
+        nest = row_nest(node, self.rows)
+        if nest is None or node.is_a(Concat):
+            return None
+        try:
+            trace = trace_nest(nest, self.memory)
+        except NestError:
+            return None
+        (value,) = trace.roots.values()
+        if value.axes != frozenset(trace.nest.space.sizes) - (
+            nest.space.col_names if value.kind == "reduce" else set()
+        ):
+            return None  # what does not vary along rows and columns is no row value
+        return self._member(node, RowNest(trace.nest), nest.roots[0].by_rows, [trace])
 
     def _multiplied(self, dot: Node) -> Member | None:
         """The dot as rows times a matrix, or as a sum over rows."""
         a, b, *bias = dot.args
         inner = a.shape[2]
-        if dot.shape[0] != self.rows.problems or dot.dtype not in FLOATS or not dot.dtype is a.dtype is b.dtype:
+        if dot.shape[0] != 1 or dot.dtype not in FLOATS or not dot.dtype is a.dtype is b.dtype:
             return None
         if any(is_open(n) for n in (*dot.shape, inner)):
             return None
-        if dot.shape[1] == self.rows.each and self._fits(inner, dot.shape[2], dot.dtype):
+        if dot.shape[1] == self.rows and self._fits(inner, dot.shape[2], dot.dtype):
             trace = self._operand(a)
             if trace is not None:
                 matrices = frozenset(memory_of(n, self.memory) for n in (b, *bias))
                 return self._member(dot, RowDot(dot, trace.nest), False, [trace], matrices)
-        if inner == self.rows.each and self._fits(dot.shape[1], dot.shape[2], dot.dtype) and not bias:
+        if inner == self.rows and self._fits(dot.shape[1], dot.shape[2], dot.dtype) and not bias:
             left, right = self._operand(a, turned=True), self._operand(b)
             if left is not None and right is not None:
                 return self._member(dot, SumDot(dot, left.nest, right.nest), True, [left, right])
@@ -198,80 +181,58 @@ class Finder:
         except NestError:
             return None
         load = operand_load(trace)
-        if load is None or (self.ambiguous and not self._row_major(load, trace)):
+        if load is None or (self.ambiguous and not _row_major(load, trace)):
             return None
         return trace
 
     def _member(
         self, node: Node, stage: Stage, sums: bool, traces: Sequence[Trace], matrices: frozenset[Node] = frozenset()
     ) -> Member:
-        apart = set(matrices)
-        for trace in traces:
-            for load in trace.loads():
-                run = read_in_place(load, trace.nest.space, self.rows)
-                if run is None or self.runs.get(load.node, run) != run:
-                    apart.add(load.node)
-        return Member(node, stage, sums, frozenset(i.node for t in traces for i in t.loads()), frozenset(apart))
-
-    def _row_major(self, load: Inst, trace: Trace) -> bool:
-        """Whether neighbouring columns lie nearer to one another than neighbouring rows, in a logically flat value."""
-        steps = dict(combine(load.index, contiguous_strides(load.node.shape)).terms)
-        rows = [steps.get(a.name, 0) for a in self.rows.cut(trace.nest.space)[1]]
-        cols = [steps.get(a.name, 0) for a in trace.nest.space.cols]
-        return min(map(abs, rows), default=0) >= max(map(abs, cols), default=0) and 0 not in rows
+        loads = [(i, t) for t in traces for i in t.loads()]
+        apart = {i.node for i, t in loads if not is_in_place(i, t.nest.space, self.rows)}
+        return Member(node, stage, sums, frozenset(i.node for i, _ in loads), frozenset(apart | matrices))
 
 
-def row_nests(node: Node, rows: Rows) -> Iterator[Nest]:
-    """The nests that compute ``node`` with M rows: a map, a reduction over the columns, or one over all rows.
-
-    With several problems, one nest for each place that these can have among the leading dims.
-    """
+def row_nest(node: Node, rows: int) -> Nest | None:
+    """The nest that computes ``node`` with M rows: a map, a reduction over the columns, or one over all rows."""
     attrs = node.attrs
-    shape = (node.args[0] if isinstance(attrs, Reduce) else node).shape
+    value = node.args[0] if isinstance(attrs, Reduce) else node
+    shape = value.shape
     if any(is_open(n) for n in shape):
-        return
-    end = next((d for d in range(len(shape), 0, -1) if math.prod(shape[:d]) == rows.count), None)
-    if end is None or math.prod(shape[end:]) > MOST_WIDTH:
-        return
-    for first, last in _problem_dims(shape[:end], rows.problems):
-        letters = ["p" if first <= d < last else "r" if d < end else "c" for d in range(len(shape))]
-        axes = _axes(letters, shape)
-        fixed, loop = axes[first:last], (*axes[:first], *axes[last:end])
-        nest = _row_nest(node, axes, Space(_real((*fixed, *loop)), _real(axes[end:])), set(_real(loop)))
-        if nest is not None:
-            yield nest
-
-
-def _problem_dims(shape: Sequence[int], problems: int) -> Iterator[tuple[int, int]]:
-    """Which runs of dims can be the problems."""
-    if problems == 1:
-        yield 0, 0
-        return
-    for first, last in itertools.combinations(range(len(shape) + 1), 2):
-        if math.prod(shape[first:last]) == problems and 1 not in (shape[first], shape[last - 1]):
-            yield first, last
-
-
-def _row_nest(node: Node, axes: Sequence[Axis], space: Space, loop: set[Axis]) -> Nest | None:
-    """The nest of ``node`` over one axis per dim of it, or of what it reduces."""
-    attrs, index = node.attrs, _index(axes)
+        return None
+    cut = next((d for d in range(len(shape), 0, -1) if math.prod(shape[:d]) == rows), None)
+    if cut is None or math.prod(shape[cut:]) > MOST_WIDTH:
+        return None
+    axes = _axes("r", shape[:cut]) + _axes("c", shape[cut:])
+    index = _index(axes)
+    space = Space(_real(axes[:cut]), _real(axes[cut:]))
     if not isinstance(attrs, Reduce):
         return Nest(space, (Root(Anchor(node), index),), flexible=True)
     kept = _index([a for d, a in enumerate(axes) if d not in attrs.axes])
     reduced = {axes[d] for d in attrs.axes if axes[d].size != 1}
-    by_rows = reduced in (loop, set(space.rows))
+    by_rows = reduced == set(space.rows)
     if not by_rows and (reduced != set(space.cols) or not space.cols):
         return None
     return Nest(space, (Root(Anchor(node), kept, index, by_rows=by_rows),))
 
 
 def operand_nest(node: Node, turned: bool) -> Nest:
-    """The nest that reads an operand ``[P, M, K]`` (``turned``: ``[P, K, M]``) of a dot as M rows of each problem."""
+    """The nest that reads an operand ``[1, M, K]`` (``turned``: ``[1, K, M]``) of a dot as M rows."""
     order = (0, 2, 1) if turned else (0, 1, 2)
     shape = tuple(node.shape[d] for d in order)
     view = Node(-1 - node.uid, Permute(order), (node,), TensorType(shape, node.dtype), node.origin)
-    axes = _axes("prc", view.shape)
-    return Nest(Space(_real(axes[:2]), _real(axes[2:])), (Root(Anchor(view), _index(axes)),))
+    _, rows, cols = view.shape
+    axes = [Axis("r0", rows), Axis("c0", cols)]
+    return Nest(Space(_real(axes[:1]), _real(axes[1:])), (Root(Anchor(view), (Affine(()), *_index(axes))),))
+
+
+def _row_major(load: Inst, trace: Trace) -> bool:
+    """Whether neighbouring columns lie nearer to one another than neighbouring rows, in a logically flat value."""
+    steps = dict(combine(load.index, contiguous_strides(load.node.shape)).terms)
+    space = trace.nest.space
+    rows = [steps.get(a.name, 0) for a in space.rows]
+    cols = [steps.get(a.name, 0) for a in space.cols]
+    return min(map(abs, rows), default=0) >= max(map(abs, cols), default=0) and 0 not in rows
 
 
 def ordered(members_: Sequence[Member]) -> list[Member]:
@@ -293,19 +254,16 @@ def ordered(members_: Sequence[Member]) -> list[Member]:
     return [*out, *waiting]
 
 
-def make_chain(rows: Rows, own: Sequence[Member], again: Sequence[Member], forward: bool) -> Chain:
+def make_chain(rows: int, own: Sequence[Member], again: Sequence[Member], forward: bool) -> Chain:
     """The chain of some members, which computes ``again`` once more."""
     stages = tuple(m.stage for m in ordered((*again, *own)))
     return Chain(rows, stages, forward, frozenset(m.node for m in again))
 
 
-def _axes(letters: Sequence[str], shape: Sequence[int]) -> list[Axis]:
-    """One axis per dim, named by its letter; those of more than one element are numbered."""
-    numbers: dict[str, Iterator[int]] = {letter: itertools.count() for letter in letters}
-    return [
-        Axis(f"{letter}{next(numbers[letter])}" if n != 1 else f"{letter}_{d}", n)
-        for d, (letter, n) in enumerate(zip(letters, shape, strict=True))
-    ]
+def _axes(letter: str, shape: Sequence[int]) -> list[Axis]:
+    """One axis per dim; those of more than one element are numbered."""
+    numbers = itertools.count()
+    return [Axis(f"{letter}{next(numbers)}" if n != 1 else f"{letter}_{d}", n) for d, n in enumerate(shape)]
 
 
 def _real(axes: Sequence[Axis]) -> tuple[Axis, ...]:

@@ -25,13 +25,11 @@ from megafuse.ir.chain import (
     SumDot,
     block,
     chain_traces,
-    chunks_at_once,
     external_loads,
     is_sum,
     made_by,
     matrices_of,
     nests_of,
-    sum_edges,
     turned,
     turned_rows,
 )
@@ -65,15 +63,13 @@ def chain_seconds(chain: Chain, memory: Memory, device: DeviceSpec, stored: Coll
     written = [made_by(s).type for s in chain.stages if made_by(s) in stored and s not in sums]
     moved = bytes_of(seen, traces.values()) + sum(t.nbytes for t in written)
     whole = turned(chain, device)
-    few = not whole and (sums or chain.rows.count <= TYPICAL_ROWS * device.sms // 2)
+    few = not whole and (sums or chain.rows <= TYPICAL_ROWS * device.sms // 2)
     tile = turned_rows(chain.rows, bool(sums), device) if whole else TYPICAL_ROWS // 2 if few else TYPICAL_ROWS
-    chunks = chunks_at_once(chain.rows, tile, device.sms)
-    programs = chunks * chain.rows.problems
-    idle = device.sms / programs * ceil_div(programs, device.sms)
+    programs = min(device.sms, ceil_div(chain.rows, tile))
     work = _work(chain, traces, device) * (TURNED if whole else 1.0) + sum(t.nbytes for t in written) / 2 / STORE_RATE
-    walk = START + LATENCY * len(chain.dots) + moved / device.dram_bandwidth + work * idle
-    partial = sum(math.prod(sum_edges(s)) * 4 * 2 * programs for s in sums)
-    finish = device.launch_seconds + partial / device.l2_bandwidth if sums and chunks > 1 else 0.0
+    walk = START + LATENCY * len(chain.dots) + moved / device.dram_bandwidth + work * device.sms / programs
+    partial = sum(made_by(s).type.numel * 4 * 2 * programs for s in sums)
+    finish = device.launch_seconds + partial / device.l2_bandwidth if sums and programs > 1 else 0.0
     return device.launch_seconds + walk + finish
 
 

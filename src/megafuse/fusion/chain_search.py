@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from megafuse.core.device import DeviceSpec
-from megafuse.core.sizes import ceil_div, is_open
 from megafuse.fusion.anchors import Anchors
 from megafuse.fusion.chain import MOST_WIDTH, Finder, Member, chain_rows, make_chain, ordered
 from megafuse.fusion.chain_cost import MOST_SUMS_BYTES, chain_seconds, replaced_seconds, sums_bytes
@@ -14,7 +13,6 @@ from megafuse.fusion.items import Item
 from megafuse.ir.chain import (
     Chain,
     RowNest,
-    Rows,
     SumDot,
     chain_traces,
     external_loads,
@@ -40,11 +38,10 @@ def candidates(graph: Graph, anchors: Anchors, device: DeviceSpec, tf32: bool) -
     """For each set of stages that can be one kernel, the forms that it can have; of large graphs two."""
     many = len(graph.nodes) > MANY_NODES
     for rows in chain_rows(graph):
-        finder = Finder(graph, anchors, rows, plain=rows.count > SINGLE_ROWS * device.sms)
+        finder = Finder(graph, anchors, rows, plain=rows > SINGLE_ROWS * device.sms)
         for forward in (True, False):
             for component in finder.components(forward):
-                once = rows.problems * ceil_div(rows.each, ROWS_AT_ONCE) <= device.sms
-                forms = list(_forms(finder, component, forward, once))
+                forms = list(_forms(finder, component, forward, rows <= ROWS_AT_ONCE * device.sms))
                 yield [forms[0], forms[-1]] if many and len(forms) > 2 else forms
 
 
@@ -86,12 +83,10 @@ def left_out(graph: Graph, chains: Sequence[Chain]) -> Iterator[str]:
     """Why dots with as many rows as some chain are not in one: their matrices are too large."""
     rows, inside = {c.rows for c in chains}, {s.node for c in chains for s in c.dots}
     for dot in graph.nodes:
-        if not dot.is_a(Dot) or dot in inside or any(map(is_open, dot.shape)):
+        if not dot.is_a(Dot) or dot in inside or dot.shape[0] != 1 or dot.shape[1] not in rows:
             continue
-        problems, each, cols = dot.shape
-        inner = dot.args[0].shape[2]
-        summed = Rows(inner, problems) in rows
-        if Rows(each, problems) in rows and not summed and max(inner, cols) > MOST_WIDTH:
+        inner, cols = dot.args[0].shape[2], dot.shape[2]
+        if inner not in rows and max(inner, cols) > MOST_WIDTH:
             yield f"{dot!r} is in no chain: its matrix of {inner} x {cols} is wider than {MOST_WIDTH}"
 
 
@@ -99,7 +94,7 @@ def chain_item(chain: Chain, memory: Memory) -> Item:
     """The chain as an item of the search: what it reads from memory and which anchors it makes; without its cost."""
     traces = chain_traces(chain, memory)
     own = [s for s in chain.stages if isinstance(s, RowNest) and made_by(s) not in chain.again]
-    nest = Nest(Space((Axis("rows", chain.rows.count),), ()), tuple(s.nest.roots[0] for s in own))
+    nest = Nest(Space((Axis("rows", chain.rows),), ()), tuple(s.nest.roots[0] for s in own))
     matrices = dict.fromkeys(memory_of(n, memory) for s in chain.stages for n in matrices_of(s))
     loads = [load for load, _ in external_loads(chain, traces)]
     loads += [Inst("load", n, n.dtype, frozenset()) for n in matrices]

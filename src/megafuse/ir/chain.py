@@ -7,14 +7,14 @@ reads are of memory.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from megafuse.core.device import DeviceSpec
 from megafuse.core.dtypes import DType
 from megafuse.core.sizes import ceil_div
 from megafuse.ir.graph import Node, contiguous_strides
-from megafuse.ir.index import Affine, Axis, axis_index, combine
+from megafuse.ir.index import Affine, axis_index, combine
 from megafuse.ir.nest import Nest, Space
 from megafuse.ir.trace import Inst, Memory, Trace, trace_nest
 from megafuse.ir.views import memory_of
@@ -30,57 +30,6 @@ def block(width: int) -> int:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """The row axis of a chain: ``each`` rows for each of ``problems`` matrices, as in ``[P, M, K] x [P, K, N]``.
-
-    Spaces of chains have axes of the problems first. A value in memory that holds all rows has a *run*, the number of
-    rows of one problem that lie together: M in ``[P, M, K]``, 1 in ``[M, P, K]``, M2 in ``[M1, P, M2, K]``.
-    """
-
-    each: int
-    problems: int = 1
-
-    @property
-    def count(self) -> int:
-        """Rows of all problems."""
-        return self.each * self.problems
-
-    def __str__(self) -> str:
-        return str(self.each) if self.problems == 1 else f"{self.problems} x {self.each}"
-
-    def cut(self, space: Space) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
-        """The axes of a space's problems, and those of its rows."""
-        at, found = 0, 1
-        while found < self.problems:
-            found *= space.rows[at].size
-            at += 1
-        assert found == self.problems
-        return space.rows[:at], space.rows[at:]
-
-    def place(self, node: Node, index: Sequence[Affine], space: Space) -> int | None:
-        """The run of a value that is indexed by (problem, row, column) in place, or by rows where it has no columns.
-
-        None where an element is read elsewhere than at its own row and column.
-        """
-        width, rest = divmod(node.type.numel, self.count)
-        found = combine(index, contiguous_strides(node.shape))
-        if rest or not width or found.const or (width > 1 and width != space.num_cols):
-            return None
-        fixed, loop = self.cut(space)
-        run = self.each if self.problems == 1 else dict(found.terms).get(fixed[-1].name, 0) // width
-        if run < 1 or self.each % run:
-            return None
-        want = dict(axis_index(fixed).scale(run * width).terms)
-        sizes = {a.name: a.size for a in loop}
-        for name, step in axis_index(loop).terms:
-            if step < run < step * sizes[name]:
-                return None
-            want[name] = step * width * (1 if step < run else self.problems)
-        cols = axis_index(space.cols) if width > 1 else Affine(())
-        return run if dict(found.terms) == {**want, **dict(cols.terms)} else None
-
-
-@dataclass(frozen=True)
 class RowNest:
     """Computes one value, the nest's only root, from rows of others: element by element, or by reductions over a row.
 
@@ -92,7 +41,7 @@ class RowNest:
 
 @dataclass(frozen=True)
 class RowDot:
-    """``[P, M, K] x [P, K, N]``: rows times a matrix that does not depend on them. ``rows`` reads ``[P, M, K]``."""
+    """``[1, M, K] x [1, K, N]``: rows times a matrix that does not depend on the rows. ``rows`` reads ``[M, K]``."""
 
     node: Node
     rows: Nest
@@ -100,9 +49,9 @@ class RowDot:
 
 @dataclass(frozen=True)
 class SumDot:
-    """``[P, K, M] x [P, M, N]``: contracts the rows, as a weight's gradient does.
+    """``[1, K, M] x [1, M, N]``: contracts the rows, as a weight's gradient does.
 
-    ``left`` reads ``[P, M, K]``, ``right`` ``[P, M, N]``.
+    ``left`` reads ``[M, K]``, ``right`` ``[M, N]``.
     """
 
     node: Node
@@ -117,11 +66,11 @@ Stage = RowNest | RowDot | SumDot
 class Chain:
     """Several dots that share one row axis, and what is computed between them, in one kernel.
 
-    ``stages`` are in order; a value that a stage makes is read by later ones where it was computed, row by row.
-    ``again``: forward values that a chain of backward computes once more.
+    ``rows`` is M. ``stages`` are in order; a value that a stage makes is read by later ones where it was computed, row
+    by row. ``again``: forward values that a chain of backward computes once more.
     """
 
-    rows: Rows
+    rows: int
     stages: tuple[Stage, ...]
     forward: bool
     again: frozenset[Node] = frozenset()
@@ -154,18 +103,6 @@ def is_sum(stage: Stage) -> bool:
     return isinstance(stage, SumDot) or (isinstance(stage, RowNest) and stage.nest.roots[0].by_rows)
 
 
-def sum_edges(stage: Stage) -> tuple[int, int]:
-    """Rows and columns of a sum over the rows of one problem."""
-    if isinstance(stage, RowNest):
-        return 1, stage.nest.space.num_cols
-    return stage.node.shape[1], stage.node.shape[2]
-
-
-def chunks_at_once(rows: Rows, tile: int, programs: int) -> int:
-    """Into how many chunks the rows of a problem are cut, for so many programs at once; each has a tile at least."""
-    return min(ceil_div(rows.each, tile), max(1, programs // rows.problems))
-
-
 def widths_of(chain: Chain) -> tuple[int, ...]:
     """Columns of all row values, and edges of all matrices and sums."""
     walked = [n.space.num_cols for s in chain.stages for n in nests_of(s)]
@@ -187,28 +124,27 @@ def turned(chain: Chain, device: DeviceSpec) -> bool:
     return fills and (sums or turned_rows(chain.rows, sums, device) < UNIT)
 
 
-def turned_rows(rows: Rows, sums: bool, device: DeviceSpec) -> int:
+def turned_rows(rows: int, sums: bool, device: DeviceSpec) -> int:
     """Rows of tiles that are columns by rows: fewer than fill a line of shared memory where programs would be idle.
 
     Each program leaves its part of the ``sums`` over the rows: then a quarter of the device is enough.
     """
     programs = device.sms // 4 if sums else device.sms
-    narrow = (n for n in NARROW if device.narrow_tiles and rows.problems * ceil_div(rows.each, n) <= programs)
+    narrow = (n for n in NARROW if device.narrow_tiles and ceil_div(rows, n) <= programs)
     return next(narrow, UNIT)
 
 
 def external_loads(chain: Chain, traces: Mapping[Nest, Trace]) -> Iterator[tuple[Inst, Trace]]:
     """The loads of a chain that read memory: of what it does not make itself, or makes but reads otherwise."""
-    made: dict[Node, int | None] = {}
+    made: set[Node] = set()
     for stage in chain.stages:
         for nest in nests_of(stage):
             trace = traces[nest]
             for load in trace.loads():
-                run = read_in_place(load, trace.nest.space, chain.rows)
-                if run is None or made.get(load.node) != run:
+                if load.node not in made or not is_in_place(load, trace.nest.space, chain.rows):
                     yield load, trace
         if not is_sum(stage):
-            made[made_by(stage)] = run_of(stage, chain.rows)
+            made.add(made_by(stage))
 
 
 def chain_traces(chain: Chain, memory: Memory) -> dict[Nest, Trace]:
@@ -224,16 +160,18 @@ def external_reads(chain: Chain, memory: Memory) -> tuple[Node, ...]:
     return tuple(dict.fromkeys((*rows, *matrices)))
 
 
-def read_in_place(load: Inst, space: Space, rows: Rows) -> int | None:
-    """The run of a value that a load reads in place; see ``Rows.place``."""
-    return None if load.lookups else rows.place(load.node, load.index, space)
-
-
-def run_of(stage: Stage, rows: Rows) -> int | None:
-    """The run of the row value that a stage makes."""
-    if not isinstance(stage, RowNest):
-        return rows.each
-    return rows.place(made_by(stage), stage.nest.roots[0].index, stage.nest.space)
+def is_in_place(load: Inst, space: Space, rows: int) -> bool:
+    """Whether a load reads element (row, column) of a row value at (row, column), or its rows' only column."""
+    node = load.node
+    if load.lookups or node.type.numel % rows:
+        return False
+    width = node.type.numel // rows
+    row = axis_index(space.rows).scale(width)
+    col = axis_index(space.cols) if width > 1 else Affine(())
+    if width > 1 and width != space.num_cols:
+        return False
+    found = combine(load.index, contiguous_strides(node.shape))
+    return not found.const and dict(found.terms) == dict((*row.terms, *col.terms))
 
 
 def operand_load(trace: Trace) -> Inst | None:

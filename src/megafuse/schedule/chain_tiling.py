@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from megafuse.core.device import DeviceSpec
 from megafuse.core.dtypes import DType
 from megafuse.core.sizes import ceil_div
-from megafuse.ir.chain import Rows, block, chunks_at_once, turned_rows
+from megafuse.ir.chain import block, turned_rows
 from megafuse.schedule.types import ChainTile
 
 MOST_BY_FOUR = 64 * 64  # elements of a matrix or a sum that four warps hold without matrix units
@@ -25,7 +25,7 @@ class ChainRequest:
     each row that come from memory. ``turned``: tiles are columns by rows.
     """
 
-    rows: Rows
+    rows: int
     widths: tuple[int, ...]
     matrices: tuple[tuple[int, int], ...]
     sums: tuple[tuple[int, int], ...]
@@ -41,10 +41,8 @@ def choose_chain_tile(request: ChainRequest, device: DeviceSpec) -> ChainTile:
     held = sum(block(k) * block(n) for k, n in request.matrices) * request.dtype.size
     keeps = _shared(request, rows) + RESERVED <= device.shared_per_block
     per_sm = _per_sm(request, rows, device) if keeps and not request.sums else 1
-    tiles = ceil_div(request.rows.each, rows)
-    walks = ceil_div(tiles, chunks_at_once(request.rows, rows, device.sms * per_sm))
-    of = f" for each of {request.rows.problems} problems" * (request.rows.problems > 1)
-    kept = "kept" if keeps else "read per tile"
+    tiles = ceil_div(request.rows, rows)
+    walks = ceil_div(tiles, min(tiles, device.sms * per_sm))
     return ChainTile(
         rows=rows,
         rows_per_chunk=walks * rows,
@@ -52,7 +50,7 @@ def choose_chain_tile(request: ChainRequest, device: DeviceSpec) -> ChainTile:
         held=keeps,
         turned=request.turned,
         early=walks > 1 and not request.plain and _early_registers(request, rows, warps) <= EARLY_REGISTERS,
-        why=f"{tiles} tiles{of}, {walks} a program; {held // 1024} KiB of matrices {kept}",
+        why=f"{tiles} tiles, {walks} a program; {held // 1024} KiB of matrices {'kept' if keeps else 'read per tile'}",
     )
 
 
@@ -79,9 +77,9 @@ def _rows(request: ChainRequest, device: DeviceSpec) -> tuple[int, int]:
         return turned_rows(request.rows, bool(request.sums), device), widest // 16
     if request.sums or widest > 128:
         return (32 if widest <= 128 or not request.sums else 16), 8
-    if request.rows.problems * ceil_div(request.rows.each, 64) <= device.sms // 2:
+    if ceil_div(request.rows, 64) <= device.sms // 2:
         return 32, 4
-    alone = _per_sm(request, 64, device) == 1 and request.rows.problems * (request.rows.each // 128) >= device.sms
+    alone = _per_sm(request, 64, device) == 1 and request.rows >= 128 * device.sms
     return (128, 8) if alone else (64, 4)
 
 
@@ -93,4 +91,4 @@ def _early_registers(request: ChainRequest, rows: int, warps: int) -> float:
 def _plain_rows(request: ChainRequest, device: DeviceSpec) -> tuple[int, int]:
     """Rows and warps without matrix units: single rows, where programs would be idle otherwise."""
     largest = max((block(k) * block(n) for k, n in (*request.matrices, *request.sums)), default=0)
-    return (1 if request.rows.count <= 2 * device.sms else 16), (8 if largest > MOST_BY_FOUR else 4)
+    return (1 if request.rows <= 2 * device.sms else 16), (8 if largest > MOST_BY_FOUR else 4)

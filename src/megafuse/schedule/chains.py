@@ -13,13 +13,13 @@ from megafuse.ir.chain import (
     Chain,
     RowDot,
     RowNest,
+    Stage,
     block,
     chain_traces,
     external_loads,
     external_reads,
     is_sum,
     nests_of,
-    sum_edges,
     turned,
 )
 from megafuse.ir.graph import Node, contiguous_strides
@@ -70,18 +70,25 @@ class ChainMaker:
         loaded = {
             ld.node: block(t.nest.space.num_cols) * ld.dtype.size
             for ld, t in loads
-            if ld.axes & {a.name for a in chain.rows.cut(t.nest.space)[1]} and not ld.lookups
+            if ld.axes & t.nest.space.row_names and not ld.lookups
         }
         return ChainRequest(
             rows=chain.rows,
             widths=tuple(n.space.num_cols for s in chain.stages for n in nests_of(s)),
             matrices=tuple((k, n) for _, k, n in edges.values()),
-            sums=tuple(sum_edges(s) for s in chain.stages if is_sum(s)),
+            sums=tuple(_edges(s) for s in chain.stages if is_sum(s)),
             dtype=dtype,
             plain=dtype is DType.F32,
             loaded=sum(loaded.values()),
             turned=turned(chain, self.device),
         )
+
+
+def _edges(stage: Stage) -> tuple[int, int]:
+    """Rows and columns of a sum over the rows."""
+    if isinstance(stage, RowNest):
+        return 1, stage.nest.space.num_cols
+    return stage.node.shape[1], stage.node.shape[2]
 
 
 @dataclass
@@ -100,7 +107,7 @@ class _Making:
     def run(self) -> None:
         """All stages in order."""
         self.traces = chain_traces(self.chain, self.maker.cover.materialised)
-        self.chunks = ceil_div(self.chain.rows.each, self.tile.rows_per_chunk)
+        self.chunks = ceil_div(self.chain.rows, self.tile.rows_per_chunk)
         for stage in self.chain.stages:
             if isinstance(stage, RowNest):
                 self._nest(stage)
@@ -120,7 +127,6 @@ class _Making:
         """Add a phase; its position."""
         trace = trace or self.traces[nest]
         space = trace.nest.space
-        fixed, loop = self.chain.rows.cut(space)
         held = Tile(
             row_tile=self.tile.rows,
             rows_per_chunk=self.tile.rows_per_chunk,
@@ -129,20 +135,19 @@ class _Making:
             num_stages=self.tile.num_stages,
             why=self.tile.why,
         )
-        self.phases.append(PhasePlan(trace, fixed, loop, held, stores, None))
+        self.phases.append(PhasePlan(trace, (), space.rows, held, stores, None))
         self.stages.append(len(self.phases) - 1)
         return len(self.phases) - 1
 
     def _nest(self, stage: RowNest) -> None:
-        nest = self.traces[stage.nest].nest
-        (root,) = nest.roots
+        (root,) = self.traces[stage.nest].nest.roots
         node, strides = root.anchor.node, self.maker.strides
         if not root.by_rows:
             stores = ((root, node, combine(root.index, strides(node))),) if self._stored(node) else ()
             self._phase(stage.nest, stores)
             return
         uid = next(self.uids)
-        partial = make_partial(root, self.chain.rows.cut(nest.space)[0], self.chunks, f"partial_{uid}", uid)
+        partial = make_partial(root, (), self.chunks, f"partial_{uid}", uid)
         if partial is None:
             self._phase(stage.nest, ((root, node, combine(root.index, strides(node))),))
             return
@@ -152,9 +157,9 @@ class _Making:
 
     def _store_product(self, dot: Node) -> None:
         """A phase that stores a product, which others read too."""
-        axes = [(Axis(f"{letter}0", n),) if n > 1 else () for letter, n in zip("prc", dot.shape, strict=True)]
-        space = Space((*axes[0], *axes[1]), axes[2])
-        index = tuple(map(axis_index, axes))
+        _, rows, cols = dot.shape
+        space = Space((Axis("r0", rows),), (Axis("c0", cols),) if cols > 1 else ())
+        index = (Affine(()), axis_index(space.rows), axis_index(space.cols))
         root = Root(Anchor(dot), index)
         nest = Nest(space, (root,))
         load = Inst("load", dot, dot.dtype, frozenset(space.sizes), index=index)

@@ -51,7 +51,7 @@ def make_partial(root: Root, fixed: Sequence[Axis], num_chunks: int, name: str, 
 
 
 def dot_partial(dot: Node, num_chunks: int, name: str, uid: int) -> Partial:
-    """The partials of a dot that contracts rows: fp32 sums ``[chunks, P, K, N]``, added up and then rounded."""
+    """The partials of a dot that contracts rows: fp32 sums ``[chunks, 1, K, N]``, added up and then rounded."""
     shape = (num_chunks, *dot.shape)
     source = Node(uid, Input(name, -1, contiguous_strides(shape), "partial"), (), TensorType(shape, DType.F32))
     total = Node(uid + 1, Reduce("sum", (0,)), (source,), TensorType(dot.shape, DType.F32), dot.origin)

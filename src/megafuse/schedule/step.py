@@ -167,8 +167,9 @@ class _StepBuilder:
             matrix, *bias = map(self._view, plan.node.args[1:])
             return ChainDot(plan.node, plan.operands, matrix, bias[0] if bias else None)
         buffer = self.buffers[plan.sums]
-        whole = plan.sums is plan.node  # made by one program for each problem
-        view = View(buffer.name, (1,) * whole + buffer.shape, (0,) * whole + buffer.strides)
+        chunk = buffer.strides[0] if plan.sums is not plan.node else 0
+        count = buffer.shape[0] if chunk else 1
+        view = View(buffer.name, (count, *buffer.shape[-2:]), (chunk, *buffer.strides[-2:]))
         return ChainDot(plan.node, plan.operands, sums=view)
 
     def _calls(

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from megafuse.core.dtypes import DType
 from megafuse.core.sizes import may_exceed
-from megafuse.ir.chain import Rows
 from megafuse.ir.graph import Node
 from megafuse.ir.index import Affine, Axis, Guard
 from megafuse.ir.nest import Root
@@ -260,8 +259,8 @@ class DotPart:
 class ChainDot:
     """A dot of a chain. ``operands``: positions of the phases that read its rows, one, or two for a sum over the rows.
 
-    ``matrix`` and ``bias``: the other operand ``[P, K, N]`` and what is added. ``sums``: where a program stores its sum
-    ``[chunks, P, K, N]``.
+    ``matrix`` and ``bias``: the other operand ``[1, K, N]`` and what is added. ``sums``: where a program stores its sum
+    ``[chunks, K, N]``.
     """
 
     node: Node
@@ -275,7 +274,7 @@ class ChainDot:
 class ChainPart:
     """What a chain's kernel does for each row tile, in order: phases (by position) and dots."""
 
-    rows: Rows
+    rows: int
     stages: tuple[int | ChainDot, ...]
     tile: ChainTile
 

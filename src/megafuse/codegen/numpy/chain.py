@@ -1,4 +1,4 @@
-"""A chain program as a NumPy module: one chunk of each problem's rows after the other, its row tiles in one step."""
+"""A chain program as a NumPy module: one chunk of rows after the other, its row tiles in one step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from megafuse.codegen.artifact import KernelSource
 from megafuse.codegen.chain_program import ChainProgram, Product, RowSums
-from megafuse.codegen.dot_program import Matrices
 from megafuse.codegen.names import Namer, identifier
 from megafuse.codegen.numpy.helpers import imports_of, used_helpers
 from megafuse.codegen.numpy.kernel import write_phase
@@ -28,7 +27,7 @@ class _Printer:
 
     def __init__(self, program: ChainProgram) -> None:
         self.program, self.namer = program, Namer()
-        for name in ("fixed", "chunk", "row", "col"):
+        for name in ("chunk", "row", "col"):
             self.namer.one(name)
         self.buffers: Mapping[str, str] = {p.name: self.namer.one(f"{p.name}_buf") for p in program.params}
         self.values: dict[str, Value] = {}
@@ -43,31 +42,17 @@ class _Printer:
             writer.line(f"    {self.buffers[param.name]},  # {out}{param.dtype.value} {list(param.shape)}, flat")
         with writer.block("):"):
             writer.docstring(program.doc)
-            if program.problems == 1:
-                self._chunks(writer)
-            else:
-                with writer.block(f"for fixed in range({program.problems}):"):
-                    self._chunks(writer)
+            with writer.block(f"for chunk in range({program.chunks}):"):
+                for stage in program.stages:
+                    if isinstance(stage, Product):
+                        self._product(writer, stage)
+                    elif isinstance(stage, RowSums):
+                        self._sums(writer, stage)
+                    else:
+                        body = Body(writer.part(), stage, self.namer, (), stage.loop)
+                        body.values = self.values
+                        write_phase(writer, body, program.params, self.buffers, program.chunks)
         return writer.text
-
-    def _chunks(self, writer: Writer) -> None:
-        """All rows of one problem."""
-        program = self.program
-        with writer.block(f"for chunk in range({program.chunks}):"):
-            for stage in program.stages:
-                if isinstance(stage, Product):
-                    self._product(writer, stage)
-                elif isinstance(stage, RowSums):
-                    self._sums(writer, stage)
-                else:
-                    body = Body(writer.part(), stage, self.namer, stage.fixed, stage.loop)
-                    body.values = self.values
-                    write_phase(writer, body, program.params, self.buffers, program.chunks)
-
-    def _start(self, operand: Matrices) -> list[str]:
-        """The summands of where a problem's matrix starts."""
-        step = operand.strides[0] if self.program.problems > 1 else 0
-        return [f"fixed * {step}"] * bool(step) + [str(operand.offset)] * bool(operand.offset)
 
     def _rows(self, name: str) -> str:
         """A row value, widened to fp32."""
@@ -77,18 +62,17 @@ class _Printer:
     def _product(self, writer: Writer, stage: Product) -> None:
         operand, (_, *steps) = stage.matrix, stage.matrix.strides
         shape = (stage.inner, stage.cols)
-        start = " + ".join(self._start(operand)) or "0"
-        matrix = f"_matrix({self.buffers[operand.buffer]}, {start}, {shape}, {tuple(steps)})"
+        matrix = f"_matrix({self.buffers[operand.buffer]}, {operand.offset}, {shape}, {tuple(steps)})"
         name = self.namer.one(stage.dst)
         self.values[stage.dst] = Value(name, DType.F32, rows=True, cols=stage.cols > 1)
         writer.call(f"{name} = np.matmul(", [self._rows(stage.a), matrix])
 
     def _sums(self, writer: Writer, stage: RowSums) -> None:
-        target, (_, *steps), chunk = stage.target, stage.target.strides, stage.chunk_step
+        target, (chunk, *steps) = stage.target, stage.target.strides
         name = self.namer.one(stage.acc)
         left, right = self._rows(stage.left), self._rows(stage.right)
         writer.call(f"{name} = np.matmul(", [f"{left}.T", right])
-        at = [f"chunk * {chunk}"] * bool(chunk) + self._start(target)
+        at = [f"chunk * {chunk}"] * bool(chunk) + [str(target.offset)] * bool(target.offset)
         indices = (f"np.arange({stage.rows})[:, None]", f"np.arange({stage.cols})")
         at += [i if step == 1 else f"{i} * {step}" for i, step in zip(indices, steps, strict=True)]
         value = convert(name, DType.F32, self.program.param(target.buffer).dtype)

@@ -22,7 +22,7 @@ from megafuse.codegen.triton.packed import pack
 from megafuse.codegen.triton.reductions import Running
 from megafuse.codegen.triton.statements import Body
 from megafuse.codegen.triton.values import HALVES, Value, convert
-from megafuse.codegen.walk import Noted, affines, has_cols, noted, reads, result_level, statements
+from megafuse.codegen.walk import Noted, has_cols, noted, reads, result_level, statements
 from megafuse.codegen.writer import Writer
 from megafuse.core.dtypes import DType
 from megafuse.core.sizes import divides
@@ -80,7 +80,6 @@ class _Printer:
         fast = any(param.dtype in HALVES for param in program.params)
         self.bodies: dict[_Key, Body] = {}
         values: dict[str, Value] = {}
-        self.problems: list[RunNames] = []  # of each frame
         self.early: dict[_Key, Body] = {}  # for the rows of the next tile, which may be beyond the last
         shared = {n: self.namer.one(n) for n in ("row", "row_mask")} | {"first_row": self.first}
         ahead = shared | {n: self.namer.one(f"next_{n}") for n in ("row", "row_mask")}
@@ -116,17 +115,14 @@ class _Printer:
         text += f"Sums over all rows: {', '.join(sums)}. " * bool(sums)
         walk = f" ({first.rows_per_chunk} a program)" * (first.rows_per_chunk != first.row_tile)
         turned = ", columns first" * p.turned
-        text += f"{p.chunks} programs" + f" for each of {p.problems} problems" * (p.problems > 1)
-        text += f"; tiles of {first.row_tile} of {first.loop_size} rows{walk}{turned}; "
+        text += f"{p.chunks} programs; tiles of {first.row_tile} of {first.loop_size} rows{walk}{turned}; "
         return f"{text}num_warps={p.num_warps}, num_stages={p.num_stages}."
 
     # --- frames -----------------------------------------------------------------------------------------------------
 
     def _frame(self, phase: Phase, shared: dict[str, str], ragged: bool) -> Frame:
-        p, namer = self.program, _Shared(self.namer, shared)
-        uses = [affine for statement in statements(phase) for affine in affines(statement)]
-        fixed = RunNames(phase.fixed, (self.grid.fixed,), uses, self.namer, self.zero)
-        self.problems.append(fixed)
+        p, fixed = self.program, RunNames((), (self.grid.fixed,), (), self.namer)
+        namer = _Shared(self.namer, shared)
         return Frame(p.shell, phase, fixed, self.grid, self.zero, namer, turned=p.turned, ragged=ragged)
 
     def _spaces(self) -> dict[_Key, Phase]:
@@ -141,7 +137,7 @@ class _Printer:
 
     @staticmethod
     def _key(phase: Phase) -> _Key:
-        return (phase.fixed, phase.loop, phase.cols, phase.pieces)
+        return (phase.loop, phase.cols, phase.pieces)
 
     # --- parts of the kernel ----------------------------------------------------------------------------------------
 
@@ -170,8 +166,7 @@ class _Printer:
         start, following = self._rows(self.early, ""), self._rows(self.early, f"{self.first} + {self.program.row_tile}")
         head = f"for {self.first} in {self._range()}:"
         texts += head + str(rows) + str(following)
-        problems = list(dict.fromkeys(d for names in self.problems for d in names.definitions()))
-        define_used(writer, [*self.grid.definitions, Definition(self.zero, ZERO), *problems, *columns], texts)
+        define_used(writer, [*self.grid.definitions, Definition(self.zero, ZERO), *columns], texts)
         define_used(writer, start, before.text)
         writer.add(before)
         if not self.frame.looped:
@@ -310,20 +305,16 @@ class _Printer:
         key = (matrix.buffer, matrix.offset, shape, steps)
         if key not in self.matrices or not self.program.held:
             name = self.matrices[key] = self.namer.one(matrix.buffer)
-            pointer, mask = self._block(matrix, shape, steps)
+            pointer, mask = self._block(matrix, shape, steps, "")
             loads.call(f"{name} = tl.load(", [pointer, *([f"mask={mask}", "other=0.0"] if mask else [])])
         return _flipped(self.matrices[key]) if turned else self.matrices[key]
 
-    def _block(
-        self, matrix: Matrices, shape: tuple[int, int], steps: tuple[int, int], start: str = ""
-    ) -> tuple[str, str]:
-        """Addresses of the problem's whole matrix, and the mask of what is inside."""
-        problem = matrix.strides[0] if self.program.problems > 1 else 0
-        wide = ".to(tl.int64)" * self.program.param(matrix.buffer).wide
+    def _block(self, matrix: Matrices, shape: tuple[int, int], steps: tuple[int, int], start: str) -> tuple[str, str]:
+        """Addresses of a whole matrix, and the mask of what is inside."""
         at = [f"{self._edge(block(shape[0]))}[:, None]", f"{self._edge(block(shape[1]))}[None, :]"]
-        terms = [f"{self.grid.fixed}{wide}" + f" * {problem}" * (problem != 1)] * bool(problem)
-        terms += [start] * bool(start)
-        terms += [text if step == 1 else f"{text} * {step}" for text, step in zip(at, steps, strict=True)]
+        terms = [start] * bool(start) + [
+            text if step == 1 else f"{text} * {step}" for text, step in zip(at, steps, strict=True)
+        ]
         terms += [str(matrix.offset)] * bool(matrix.offset)
         pointer = join_sum([buffer_name(matrix.buffer), *terms])
         mask = [f"({text} < {size})" for text, size in zip(at, shape, strict=True) if size != block(size)]
@@ -354,7 +345,7 @@ class _Printer:
         return f"tl.where({self.frame.row_mask}, {text}, 0.0)" if self.frame.ragged else text
 
     def _store(self, stage: RowSums, after: Writer) -> None:
-        target, (_, *steps), chunk = stage.target, stage.target.strides, stage.chunk_step
+        target, (chunk, *steps) = stage.target, stage.target.strides
         start = f"{self.grid.chunk} * {chunk}" if self.program.chunks > 1 and chunk else ""
         pointer, mask = self._block(target, (stage.rows, stage.cols), (steps[0], steps[1]), start)
         value = convert(self.sums[stage.acc], DType.F32, self.program.param(target.buffer).dtype)
