@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,8 +21,8 @@ from megafuse.runtime.numpy_kernels import numpy_launcher
 CPU, SPEC, RULE = torch.device("cpu"), device_spec(90), dot_rule("library")
 
 
-def planned(depth: int, dtype: torch.dtype) -> Callable[[DeviceSpec, DotRule], Compiled]:
-    layers = [layer for _ in range(depth) for layer in (nn.Linear(128, 128), nn.Softplus())]
+def planned(depth: int, dtype: torch.dtype, *more: nn.Module) -> Callable[[DeviceSpec, DotRule], Compiled]:
+    layers = [layer for _ in range(depth) for layer in (nn.Linear(128, 128), nn.Softplus(), *more)]
     module = nn.Sequential(*layers).to(dtype)
     x = torch.randn(200, 128, dtype=dtype, requires_grad=True)
     return lambda spec, rule: compile_call(module, (x,), {}, spec, dots=rule)
@@ -37,7 +39,7 @@ def chains_of(compiled: Compiled) -> list[ChainProgram]:
 
 @pytest.mark.parametrize("depth", [2, 6])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
-def test_any_block_that_is_wrong_is_found_in_any_result(depth: int, dtype: torch.dtype) -> None:
+def test_columns_that_are_wrong_are_found_in_any_result(depth: int, dtype: torch.dtype) -> None:
     chains = chains_of(planned(depth, dtype)(SPEC, RULE))
     assert [c.phases[0].row_tile for c in chains] == [16, 16]
     for program in chains:
@@ -56,13 +58,47 @@ def test_any_block_that_is_wrong_is_found_in_any_result(depth: int, dtype: torch
 
 
 def spoiled(run: Callable[..., None], at: int, spoil: Callable[[Tensor], object]) -> Callable[..., None]:
-    """A kernel whose result at a position has a block that is wrong."""
+    """A kernel whose result at a position is wrong in one of eight columns or so, as by a lost step of a product."""
 
     def launch(*tensors: Tensor) -> None:
         run(*tensors)
-        spoil(tensors[at][: 16 * 64])
+        spoil(tensors[at][: len(tensors[at]) // 128 * 128].view(-1, 128)[:, :16])
 
     return launch
+
+
+def test_saved_statistics_are_numbers_that_can_be_ones() -> None:
+    """A variance below zero makes all of backward NaN, and a comparison of NaN with NaN says nothing."""
+    _, backward = chains_of(planned(3, torch.bfloat16, nn.LayerNorm(128))(SPEC, RULE))
+    run = numpy_launcher(proof.PRINTERS["numpy"](backward))
+    assert proof.disagreement(backward, run, CPU) == ""
+    for position, param in enumerate(backward.params):
+        if param.written:
+            found = proof.disagreement(backward, spoiled(run, position, lambda block: block.mul_(0.5)), CPU)
+            assert f"another {param.name} than" in found
+
+
+class Overflow(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.exp() + 1) * 60000
+
+
+def test_what_has_no_finite_results_counts_as_wrong() -> None:
+    for program in chains_of(planned(2, torch.float16, Overflow())(SPEC, RULE)):
+        run = numpy_launcher(proof.PRINTERS["numpy"](program))
+        assert "cannot be tried" in proof.disagreement(program, run, CPU)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_kernels_are_tried_but_for_recordings(recorded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[int] = []
+    kernel = SimpleNamespace(assemble=lambda: None, launch=lambda *given: launched.append(len(given)))
+    monkeypatch.setattr(proof, "cuda_kernel", lambda source: kernel)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: recorded)
+    fault = proof.fault_of_chains(planned(2, torch.float16)(SPEC, RULE), CPU)
+    assert fault.endswith("while a CUDA graph is recorded" if recorded else "than the same program in NumPy")
+    assert len(launched) == (not recorded)
 
 
 def test_it_is_planned_again_until_the_assembler_makes_it_right(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,8 @@ class FakeKernel:
 
     def warmup(self, *tensors, grid, num_warps, num_stages):
         self.warmed.append(self.plain)
+        for hook in self.pre_run_hooks:
+            hook(*tensors)
         return SimpleNamespace(asm=self.asm)
 
 
@@ -325,6 +327,7 @@ def test_addresses_kept_in_a_register_and_written_over_are_seen(use: str) -> Non
 @pytest.mark.parametrize(
     "use",
     [
+        "IMAD R12, R21, 0x1400, RZ",
         "R2UR UR5, R12", "STG.E.128 desc[UR60][R6.64], R12", "STS.64 [R12+0x10], R2", "LDG.E R8, desc[UR60][R12.64]",
         "STS.128 [R4], R10", "IADD3 R12, R12, 0x1, RZ", "HGMMA.64x128x16.F32 R8, gdesc[UR4], R8", "@P0 BRA 0x40",
         "EXIT",
@@ -351,3 +354,17 @@ def test_what_the_assembler_made_wrong_is_never_launched(fake) -> None:
     assert kernel.warmed == [0, 0, 0, 0], "compiled before the first launch, and not again"
     shim.CudaKernel(kernel, source(grid=(0, 1))).assemble()
     assert len(kernel.warmed) == 4
+
+
+def test_hooks_of_a_kernel_do_not_see_that_it_is_compiled(fake) -> None:
+    kernel, _, _ = fake("3.6.0")
+    seen: list[tuple[object, ...]] = []
+
+    def hook(*tensors: object) -> None:
+        seen.append(tensors)
+
+    kernel.pre_run_hooks.append(hook)
+    shim.CudaKernel(kernel, source()).launch(0, 256, 512)
+    assert (len(kernel.warmed), kernel.plain) == (1, 1)
+    assert seen == [], "the fake's launch calls none"
+    assert kernel.pre_run_hooks == [hook]

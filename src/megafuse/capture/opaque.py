@@ -79,7 +79,7 @@ def table_gradient(grad: torch.Tensor, ids: torch.Tensor, rows: int, padding: in
     return op(grad, ids, rows + 1, padding, by_frequency).narrow(0, 0, rows)
 
 
-RUN: dict[Any, Callable[..., Any]] = {torch.ops.aten.embedding_dense_backward.default: table_gradient}
+STAND_INS: dict[Any, Callable[..., Any]] = {torch.ops.aten.embedding_dense_backward.default: table_gradient}
 
 
 def build_opaque(
@@ -104,7 +104,7 @@ def build_opaque(
 
     template = tuple(put(a) for a in args)
     keywords = {k: put(v) for k, v in kwargs.items()}
-    calls.append(OpaqueCall(RUN.get(op, op), template, keywords, is_random(op)))
+    calls.append(OpaqueCall(STAND_INS.get(op, op), template, keywords, is_random(op)))
     node = builder.opaque(Opaque(str(op), len(calls) - 1, reason, results), nodes)
     if isinstance(value, torch.Tensor):
         return node

@@ -111,7 +111,7 @@ class _Reader:
                 f"{_listed(values)} between them: a kernel that multiplies takes in only what is computed row by row "
                 "with its products, where that is predicted to be faster"
             )
-        return f"{_listed(values)} between them: the kernels walk different axes"
+        return f"{_listed(values)} between them, and no walk was found that makes and reads it for less"
 
 
 def _matrices(kernel: KernelSchedule) -> set[str]:
@@ -134,9 +134,7 @@ def _neighbours(first: KernelSchedule, second: KernelSchedule) -> str:
     shared = [v for v in first.reads if v in second.reads]
     if not shared:
         return "neither needs the other, and they share no value: joining them would save no traffic"
-    return (
-        f"neither needs the other; both read {_listed(shared)}, and no walk that serves both is predicted to be faster"
-    )
+    return f"neither needs the other; both read {_listed(shared)}, and no walk was found that serves both for less"
 
 
 def _listed(names: Sequence[str]) -> str:

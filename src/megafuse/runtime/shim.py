@@ -217,10 +217,16 @@ class CudaKernel:
             self.variants[key] = bind(compiled, self.kernel, self.source)
 
     def _compiled(self, pointers: Sequence[int]) -> None:
+        """Compile and check. Hooks see launches, which this is not: Triton would call them."""
         src = self.source
         given = [_Pointer(p, dtype) for p, dtype in zip(pointers, self.dtypes, strict=True)]
         options = {"num_warps": src.num_warps, "num_stages": src.num_stages}
-        check_assembled(self.kernel.warmup(*given, *src.sizes, grid=src.grid, **options), src)
+        hooks, self.hooks[:] = self.hooks[:], []
+        try:
+            compiled = self.kernel.warmup(*given, *src.sizes, grid=src.grid, **options)
+        finally:
+            self.hooks[:] = hooks
+        check_assembled(compiled, src)
 
     def plain(self, pointers: Sequence[int]) -> Any:
         """Launch as any Triton user does; returns the compiled kernel.

@@ -97,7 +97,9 @@ def fault_of(ptx: str, cubin: bytes) -> str:
         if lost := read_before_written(sass):
             return f"ptxas lost the address of an operand (uniform register {lost[0]} is read and was never written)"
         if lost := written_for_nothing(sass):
-            return f"ptxas lost the address of an operand (register {lost[0]} keeps one and is written over)"
+            return (
+                f"ptxas may have lost the address of an operand ({lost[0]} is given one, and another before it is read)"
+            )
     return ""
 
 
@@ -126,10 +128,11 @@ def read_before_written(sass: str) -> list[str]:
 
 
 def written_for_nothing(sass: str) -> list[str]:
-    """Registers into which uniform ones are moved, to be written over before any instruction reads them.
+    """Registers into which a uniform one is moved, and then another, with no instruction between that reads the first.
 
-    No assembler does that with what it needs not. ptxas 12.8 does where it has more addresses than uniform registers:
-    it keeps several in one register.
+    A sign that ptxas had more addresses than uniform registers, and no proof of a fault: a kernel of ptxas 12.8 with 52
+    of them, and operands of different layouts, ended its process's use of an H200; one with 8 and one layout was right.
+    What other instructions write over is not counted: it is the unused half of a 64-bit pair.
     """
     waiting: set[int] = set()
     lost: list[str] = []
@@ -139,17 +142,17 @@ def written_for_nothing(sass: str) -> list[str]:
             waiting.clear()
             continue
         first, *others = (part.strip() for part in text.split(","))
-        target = None if kind in ("ST", "STG", "STS", "RED") else re.fullmatch(r"R(\d+)", first)
+        target = re.fullmatch(r"R(\d+)", first)
         reach = 128 if "MMA" in kind else 4  # registers that an operand may stand for
         for part in others if target else (first, *others):
             for number in map(int, re.findall(r"\bR(\d+)\b", part)):
                 waiting.difference_update(range(number, number + reach))
         if target and not guard:
             number = int(target[1])
-            lost += [f"R{number}"] * (number in waiting)
+            moves = op in _MOVES and re.search(r"\bUR\d+", text) is not None
+            lost += [f"R{number}"] * (moves and number in waiting)
             waiting.discard(number)
-            if op in _MOVES and re.search(r"\bUR\d+", text):
-                waiting.add(number)
+            waiting |= {number} if moves else set()
     return lost
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ DTYPE_TOKENS: dict[str, torch.dtype] = {
     "bool_" if d is DType.BOOL else d.value: t for d, t in TORCH_DTYPES.items()
 }  # names of element types in launch code
 Empty = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
+LEAST_FINITE = 0.5  # of the elements of each result, for a comparison to say anything
 
 
 def view(tensor: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int) -> Tensor:
@@ -103,3 +104,18 @@ def arranger(empty: Empty) -> Callable[..., Tensor]:
         return empty(shape, strides, dtype).copy_(tensor)
 
     return arrange
+
+
+def draw_away_from_zero(memory: Tensor, generator: torch.Generator, *, signed: bool) -> None:
+    """Fill ``memory`` (floats) with numbers of a size between 1/2 and 3/2: positive ones, or of both signs.
+
+    None is near 0, where a quotient or a root would put one result far above all others and hide their errors.
+    """
+    memory.uniform_(-1.0, 1.0, generator=generator)
+    memory.add_(torch.sign(memory).add_(0.5).sign_(), alpha=0.5) if signed else memory.mul_(0.5).add_(1.0)
+
+
+def finite_share(results: Mapping[str, Tensor]) -> float:
+    """The least share of finite elements among the results."""
+    floats = [t for t in results.values() if t.is_floating_point() and t.numel()]
+    return min((float(torch.isfinite(t).float().mean()) for t in floats), default=1.0)

@@ -15,14 +15,13 @@ from megafuse.compiler.variants import Place, Variant, in_precision
 from megafuse.core.dtypes import DType
 from megafuse.runtime.numpy_kernels import numpy_launcher
 from megafuse.runtime.shim import cuda_launcher
-from megafuse.runtime.tensors import TORCH_DTYPES
+from megafuse.runtime.tensors import LEAST_FINITE, TORCH_DTYPES, draw_away_from_zero, finite_share
 from megafuse.runtime.timer import time_events
 from megafuse.validate import judge, measure, same_bits
 
 Work = Callable[[], None]
 ROTATED_SHARE = 8  # buffers are doubled where they take less than this part of the free memory
 WARMUP = 2
-LEAST_FINITE = 0.5  # of the elements of each result, for a check to say anything
 
 
 class Timer(Protocol):
@@ -75,10 +74,10 @@ class Bench:
         ``variant`` against ``reference``, by the errors that each has beside the same computation in fp64.
         """
         expected = self.results(reference, given)
-        if _finite_share(expected) < 1:  # a variance below zero, say
+        if finite_share(expected) < 1:  # a variance below zero, say
             given = self.given(reference, signed=False)
             expected = self.results(reference, given)
-        if _finite_share(expected) < LEAST_FINITE:
+        if finite_share(expected) < LEAST_FINITE:
             return "cannot be checked: random inputs give no finite results"
         found, again = self.results(variant, given), self.results(variant, given)
         if set(found) != set(expected):
@@ -146,17 +145,10 @@ class Bench:
         if place.dtype is DType.BOOL:
             memory.copy_(torch.randint(0, 2, memory.shape, generator=generator, device=self.device))
         elif tensor.is_floating_point():
-            memory.uniform_(-1.0, 1.0, generator=generator)
-            memory.add_(torch.sign(memory).add_(0.5).sign_(), alpha=0.5) if signed else memory.mul_(0.5).add_(1.0)
+            draw_away_from_zero(memory, generator, signed=signed)
         else:
             memory.random_(0, 3, generator=generator)
         return tensor
-
-
-def _finite_share(results: Mapping[str, Tensor]) -> float:
-    """The least share of finite elements among the results."""
-    floats = [t for t in results.values() if t.is_floating_point() and t.numel()]
-    return min((float(torch.isfinite(t).float().mean()) for t in floats), default=1.0)
 
 
 def _dtypes(tensors: Mapping[str, Tensor]) -> set[torch.dtype]:
