@@ -97,9 +97,7 @@ def fault_of(ptx: str, cubin: bytes) -> str:
         if lost := read_before_written(sass):
             return f"ptxas lost the address of an operand (uniform register {lost[0]} is read and was never written)"
         if lost := written_for_nothing(sass):
-            return (
-                f"ptxas may have lost the address of an operand ({lost[0]} is given one, and another before it is read)"
-            )
+            return f"ptxas may have lost an operand's address ({lost[0]} is given one, and another before it is read)"
     return ""
 
 
@@ -130,8 +128,8 @@ def read_before_written(sass: str) -> list[str]:
 def written_for_nothing(sass: str) -> list[str]:
     """Registers into which a uniform one is moved, and then another, with no instruction between that reads the first.
 
-    A sign that ptxas had more addresses than uniform registers, and no proof of a fault: a kernel of ptxas 12.8 with 52
-    of them, and operands of different layouts, ended its process's use of an H200; one with 8 and one layout was right.
+    A sign that ptxas had more addresses than uniform registers, and no proof of a fault: a kernel of ptxas 12.8 with many
+    of them, and operands of different layouts, ended its process's use of a GPU; one with few, and one layout, did not.
     What other instructions write over is not counted: it is the unused half of a 64-bit pair.
     """
     waiting: set[int] = set()
