@@ -128,8 +128,9 @@ def read_before_written(sass: str) -> list[str]:
 def written_for_nothing(sass: str) -> list[str]:
     """Registers into which a uniform one is moved, and then another, with no instruction between that reads the first.
 
-    A sign that ptxas had more addresses than uniform registers, and no proof of a fault: a kernel of ptxas 12.8 with many
-    of them, and operands of different layouts, ended its process's use of a GPU; one with few, and one layout, did not.
+    A sign that ptxas had more addresses than uniform registers, and no proof of a fault: a kernel of ptxas 12.8 with
+    many of them, and operands of different layouts, ended its process's use of a GPU; one with few, and one layout, did
+    not.
     What other instructions write over is not counted: it is the unused half of a 64-bit pair.
     """
     waiting: set[int] = set()
