@@ -5,16 +5,25 @@ from __future__ import annotations
 import numpy as np
 
 from codegen_blocks import COL, F32, NP, ROW, SCALAR, TILE, Block, Case, index, normal, param, rng, wide
-from megafuse.codegen.program import Axis, Compute, Convert, Level, Load, Lookup, Phase, TileProgram, Within
+from megafuse.codegen.program import Axis, Compute, Convert, Guard, Level, Load, Lookup, Phase, TileProgram, Within
 from megafuse.core.dtypes import DType
 
-TABLE = (9, 11)
 
+def _read(
+    b: Block,
+    dst: str,
+    places: dict[str, int],
+    level: Level,
+    dtype: DType,
+    at: dict[str, int],
+    guards: tuple[Guard, ...] = (),
+) -> str:
+    """``dst``, in fp32: the table where the named integers (with their strides) and axes say, NaN outside of it.
 
-def _read(b: Block, dst: str, places: dict[str, int], level: Level, dtype: DType, at: dict[str, int]) -> str:
-    """``dst``, in fp32: the table where the named integers (with their strides) and axes say, NaN outside of it."""
+    Where a guard fails it is 0.
+    """
     lookups = tuple(Lookup(name, f"{name}_within", stride) for name, stride in places.items())
-    b.items.append(Load(f"{dst}_raw", "table", index(**at), level, dtype, lookups=lookups))
+    b.items.append(Load(f"{dst}_raw", "table", index(**at), level, dtype, guards, lookups=lookups))
     tests = [lookup.within for lookup in lookups]
     for n, test in enumerate(tests[1:]):
         both = f"{dst}_within{n}"
@@ -29,13 +38,15 @@ def _read(b: Block, dst: str, places: dict[str, int], level: Level, dtype: DType
 
 def _table_at(table: np.ndarray, i: np.ndarray, j: np.ndarray) -> np.ndarray:
     i, j = np.broadcast_arrays(i, j)
-    good = (i >= 0) & (i < TABLE[0]) & (j >= 0) & (j < TABLE[1])
+    good = (i >= 0) & (i < table.shape[0]) & (j >= 0) & (j < table.shape[1])
     return np.where(good, wide(table)[np.where(good, i, 0), np.where(good, j, 0)], np.nan)
 
 
-def gather(dtype: DType, kind: DType, tile: int, pieces: tuple[int, ...], block: int = 0) -> Case:
+def gather(
+    dtype: DType, kind: DType, tile: int, pieces: tuple[int, ...], block: int = 0, rows: int = 7, width: int = 11
+) -> Case:
     """``y = table[i, j]`` for indices by row, by column, by element and single; then the sums of the good rows."""
-    rows, cols, (height, width) = 7, TABLE[1], TABLE
+    cols, height = width, 9
     b, step = Block(), {TILE: index(r=cols, c=1), ROW: index(r=1), COL: index(c=1), SCALAR: index()}
     sizes = {"by_row": (ROW, height), "by_col": (COL, width), "each": (TILE, height), "one": (SCALAR, height)}
     for name, (level, size) in sizes.items():
@@ -46,6 +57,7 @@ def gather(dtype: DType, kind: DType, tile: int, pieces: tuple[int, ...], block:
         "cols_out": _read(b, "b", {"by_col": 1}, TILE, dtype, {"r": width}),
         "each_out": _read(b, "d", {"each": width}, TILE, dtype, {"c": 1}),
         "both_out": _read(b, "e", {"by_row": width, "by_col": 1}, TILE, dtype, {}),
+        "cut_out": _read(b, "g", {"by_row": width}, TILE, dtype, {"c": 1}, (Guard(index(c=1), 0, cols - 4),)),
         "one_out": _read(b, "f", {"one": width}, COL, dtype, {"c": 1}),
     }
     for name, src in outs.items():
@@ -57,12 +69,12 @@ def gather(dtype: DType, kind: DType, tile: int, pieces: tuple[int, ...], block:
     shapes = {"by_row": (rows,), "by_col": (cols,), "each": (rows, cols), "one": (1,)}
     written = {name: (cols,) if name == "one_out" else (rows, cols) for name in outs} | {"total_out": (rows,)}
     params = (
-        param("table", dtype, TABLE, wide=kind is DType.I32),
+        param("table", dtype, (height, width), wide=kind is DType.I32),
         *(param(name, kind, shape) for name, shape in shapes.items()),
         *(param(name, F32, shape, True) for name, shape in written.items()),
     )
     name = f"gather_{dtype.value}_{kind.value}_{tile}{'_looped' if block else ''}"
-    table = normal("table", TABLE, dtype)
+    table = normal("table", (height, width), dtype)
     found = {n: rng(n).integers(-2, sizes[n][1] + 2, shape).astype(NP[kind]) for n, shape in shapes.items()}
     found["one"][0] = 3
     found["by_row"][:4] = (0, height - 1, height, -1)
@@ -73,6 +85,9 @@ def gather(dtype: DType, kind: DType, tile: int, pieces: tuple[int, ...], block:
         "cols_out": _table_at(table, r, by_col),
         "each_out": _table_at(table, found["each"], c),
         "both_out": _table_at(table, by_row, by_col),
+        "cut_out": np.where(
+            c < cols - 4, _table_at(table, by_row, c), np.where((by_row >= 0) & (by_row < height), 0, np.nan)
+        ),
         "one_out": _table_at(table, found["one"][0], c[0]),
     }
     expected["total_out"] = expected["rows_out"].sum(1)
@@ -81,9 +96,10 @@ def gather(dtype: DType, kind: DType, tile: int, pieces: tuple[int, ...], block:
 
 
 def gather_cases(dtype: DType) -> list[Case]:
-    """Tiles of several rows, of one row, and columns walked in blocks."""
+    """Tiles of several rows, of one row, columns walked in blocks, and tiles that need no masks of their own."""
     return [
         gather(dtype, DType.I64, 4, (16,)),
         gather(dtype, DType.I32, 1, (8, 4)),
         gather(dtype, DType.I64, 2, (4,), block=4),
+        gather(dtype, DType.I32, 4, (8,), rows=8, width=8),
     ]

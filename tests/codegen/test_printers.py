@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,20 @@ def test_numpy_text_matches_the_reference(case: Case, tmp_path: Path):
     assert not differences(arrays, case)
     for name, array in case.inputs.items():
         assert arrays[name].tobytes() == array.tobytes(), "an input was written"
+
+
+@pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
+def test_no_comparison_takes_a_conjunction_for_its_operand(case: Case):
+    """``a < 2 & b`` compares ``a`` with ``2 & b``."""
+    for source in (print_numpy(case.program), print_triton(case.program)):
+        compared = [
+            operand
+            for node in ast.walk(ast.parse(source.text))
+            if isinstance(node, ast.Compare)
+            for operand in (node.left, *node.comparators)
+        ]
+        joined = [o for o in compared if isinstance(o, ast.BinOp) and isinstance(o.op, ast.BitAnd | ast.BitOr)]
+        assert not joined, [ast.unparse(operand) for operand in joined]
 
 
 def test_the_comparison_sees_a_wrong_value(tmp_path: Path):

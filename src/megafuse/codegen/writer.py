@@ -115,6 +115,19 @@ class Writer:
             self.line(")")
 
 
+def join_tests(tests: Sequence[str]) -> str:
+    """Conditions joined by ``&``, which binds tighter than comparisons: one of several stands in brackets.
+
+    Args:
+        tests: names and comparisons without brackets; a condition that stands twice is kept once.
+
+    Returns:
+        The text; empty where there are none.
+    """
+    unlike = list(dict.fromkeys(tests))
+    return " & ".join(t if len(unlike) == 1 or t.isidentifier() else f"({t})" for t in unlike)
+
+
 _OPERATORS = (" + ", " - ", " * ", " & ", " | ")
 
 

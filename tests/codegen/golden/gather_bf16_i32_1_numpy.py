@@ -18,6 +18,7 @@ def gather_bf16_i32_1(
     cols_out_buf,  # out f32 [7, 11], flat
     each_out_buf,  # out f32 [7, 11], flat
     both_out_buf,  # out f32 [7, 11], flat
+    cut_out_buf,  # out f32 [7, 11], flat
     one_out_buf,  # out f32 [11], flat
     total_out_buf,  # out f32 [7], flat
 ):
@@ -48,6 +49,9 @@ def gather_bf16_i32_1(
         e_within0 = by_row_within & by_col_within
         e_found = np.where(e_within0, e_raw, ml_dtypes.bfloat16(np.nan))
         e = e_found.astype(np.float32)
+        g_raw = _load(table_buf, by_row.astype(np.int64) * 11 + col, (col < 7) & by_row_within, 0.0)
+        g_found = np.where(by_row_within, g_raw, ml_dtypes.bfloat16(np.nan))
+        g = g_found.astype(np.float32)
         f_raw = _load(table_buf, one.astype(np.int64) * 11 + col, one_within, 0.0)
         f_found = np.where(one_within, f_raw, ml_dtypes.bfloat16(np.nan))
         f = f_found.astype(np.float32)
@@ -55,6 +59,7 @@ def gather_bf16_i32_1(
         cols_out_buf[row * 11 + col] = b
         each_out_buf[row * 11 + col] = d
         both_out_buf[row * 11 + col] = e
+        cut_out_buf[row * 11 + col] = g
         one_out_buf[col] = f
         total = np.sum(a, axis=1, keepdims=True, dtype=np.float32)
         total_out_buf[row] = total

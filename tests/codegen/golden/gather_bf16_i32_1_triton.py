@@ -13,6 +13,7 @@ def gather_bf16_i32_1(
     cols_out_ptr,  # out f32 [7, 11]
     each_out_ptr,  # out f32 [7, 11]
     both_out_ptr,  # out f32 [7, 11]
+    cut_out_ptr,  # out f32 [7, 11]
     one_out_ptr,  # out f32 [11]
     total_out_ptr,  # out f32 [7]
 ):
@@ -87,6 +88,18 @@ def gather_bf16_i32_1(
         e_found_1 = tl.where(e_within0_1, e_raw_1, float("nan"))
         e_0 = e_found_0.to(tl.float32)
         e_1 = e_found_1.to(tl.float32)
+        g_raw_0 = tl.load(
+            table_ptr + by_row.to(tl.int64) * 11 + col_0, mask=row_mask & (col_0 < 7) & by_row_within, other=0.0
+        )
+        g_raw_1 = tl.load(
+            table_ptr + by_row.to(tl.int64) * 11 + col_1,
+            mask=row_mask & col_mask_1 & (col_1 < 7) & by_row_within,
+            other=0.0,
+        )
+        g_found_0 = tl.where(by_row_within, g_raw_0, float("nan"))
+        g_found_1 = tl.where(by_row_within, g_raw_1, float("nan"))
+        g_0 = g_found_0.to(tl.float32)
+        g_1 = g_found_1.to(tl.float32)
         tl.store(rows_out_ptr + row * 11 + col_0, a_0, mask=row_mask)
         tl.store(rows_out_ptr + row * 11 + col_1, a_1, mask=row_mask & col_mask_1)
         tl.store(cols_out_ptr + row * 11 + col_0, b_0, mask=row_mask)
@@ -95,5 +108,7 @@ def gather_bf16_i32_1(
         tl.store(each_out_ptr + row * 11 + col_1, d_1, mask=row_mask & col_mask_1)
         tl.store(both_out_ptr + row * 11 + col_0, e_0, mask=row_mask)
         tl.store(both_out_ptr + row * 11 + col_1, e_1, mask=row_mask & col_mask_1)
+        tl.store(cut_out_ptr + row * 11 + col_0, g_0, mask=row_mask)
+        tl.store(cut_out_ptr + row * 11 + col_1, g_1, mask=row_mask & col_mask_1)
         total = tl.sum(a_0) + tl.sum(tl.where(col_mask_1, a_1, 0.0))
         tl.store(total_out_ptr + row, total, mask=row_mask)

@@ -28,7 +28,7 @@ from megafuse.codegen.program import (
     Within,
 )
 from megafuse.codegen.walk import axis_sizes, has_cols
-from megafuse.codegen.writer import Writer
+from megafuse.codegen.writer import Writer, join_tests
 from megafuse.core.dtypes import DType
 from megafuse.core.sizes import is_open
 
@@ -90,16 +90,16 @@ class Body:
         rows, cols = self.spaces[1][1], self.spaces[2][1]
         return any(runs(a, rows) for a in affines), any(runs(a, cols) for a in affines)
 
-    def inside(self, guards: Sequence[Guard]) -> str:
-        """Text of the guards that can fail; empty where none can."""
-        tests = []
+    def inside(self, guards: Sequence[Guard], more: Sequence[str] = ()) -> str:
+        """Text of the guards that can fail and of more tests; empty where none can."""
+        tests: list[str] = []
         sizes = axis_sizes(self.phase)
         for guard in guards:
             low, high = needed(guard, sizes)
             const = guard.index.const
             index = self.index(Affine(guard.index.terms))
-            tests += [f"({index} >= {guard.lo - const})"] * low + [f"({index} < {guard.hi - const})"] * high
-        return tests[0][1:-1] if len(tests) == 1 else " & ".join(tests)
+            tests += [f"{index} >= {guard.lo - const}"] * low + [f"{index} < {guard.hi - const}"] * high
+        return join_tests([*tests, *more])
 
     def full(self, name: str, rows: bool, cols: bool) -> str:
         """A value broadcast to all rows and/or all columns where it lacks them."""
@@ -149,7 +149,8 @@ def convert(text: str, src: DType, dst: DType) -> str:
 
 
 def _load(body: Body, node: Load) -> None:
-    offsets, inside = body.index(node.index), body.inside(node.guards)
+    offsets = body.index(node.index)
+    inside = body.inside(node.guards, [body.values[lookup.within].name for lookup in node.lookups])
     rows, cols = body.spans([node.index, *(guard.index for guard in node.guards)])
     buffer = body.buffers[node.buffer]
     if node.lookups:
@@ -157,8 +158,6 @@ def _load(body: Body, node: Load) -> None:
         rows, cols = rows or any(v.rows for v in found), cols or any(v.cols for v in found)
         steps = [_step(row, lookup.stride) for row, lookup in zip(found, node.lookups, strict=True)]
         offsets = " + ".join([*steps, *([offsets] if offsets != "0" else [])]).replace("+ -", "- ")
-        tests = dict.fromkeys(body.values[lookup.within].name for lookup in node.lookups)
-        inside = " & ".join([*([f"({inside})"] if inside else []), *tests])
     name = body.define(node.dst, node.dtype, rows, cols)
     if inside:
         body.writer.call(f"{name} = _load(", [buffer, offsets, inside, number(node.other, node.dtype)])

@@ -23,7 +23,7 @@ from megafuse.codegen.triton.reductions import Running
 from megafuse.codegen.triton.statements import Body
 from megafuse.codegen.triton.values import HALVES, Value, convert
 from megafuse.codegen.walk import Noted, has_cols, noted, reads, result_level, statements
-from megafuse.codegen.writer import Writer
+from megafuse.codegen.writer import Writer, join_tests
 from megafuse.core.dtypes import DType
 from megafuse.core.sizes import divides
 from megafuse.ir.chain import block
@@ -317,8 +317,8 @@ class _Printer:
         ]
         terms += [str(matrix.offset)] * bool(matrix.offset)
         pointer = join_sum([buffer_name(matrix.buffer), *terms])
-        mask = [f"({text} < {size})" for text, size in zip(at, shape, strict=True) if size != block(size)]
-        return pointer, mask[0][1:-1] if len(mask) == 1 else " & ".join(mask)
+        mask = [f"{text} < {size}" for text, size in zip(at, shape, strict=True) if size != block(size)]
+        return pointer, join_tests(mask)
 
     # --- sums over the rows -----------------------------------------------------------------------------------------
 

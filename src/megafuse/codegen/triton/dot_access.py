@@ -11,7 +11,7 @@ from megafuse.codegen.program import Affine, Level, Load, Store
 from megafuse.codegen.triton.frame import Definition, buffer_name, join_sum
 from megafuse.codegen.triton.statements import Body
 from megafuse.codegen.triton.values import convert
-from megafuse.codegen.writer import Writer
+from megafuse.codegen.writer import Writer, join_tests
 from megafuse.core.dtypes import DType
 
 ALIGNED = 16  # bytes: addresses and strides of descriptors are multiples, and a block's contiguous side is no shorter
@@ -105,9 +105,9 @@ class Accesses:
         if 0 in steps:
             pointer = f"tl.broadcast_to({pointer}, [{block if rows else p.block_k}, {p.block_k if rows else block}])"
         tail = bool(p.inner % p.block_k) or p.span * p.splits != p.inner
-        masks = [f"({outer} < {size!r})"] * bool(size % block) + [f"({depth} < {p.inner!r})"] * tail
+        masks = [f"{outer} < {size!r}"] * bool(size % block) + [f"{depth} < {p.inner!r}"] * tail
         hidden = f"{self.zero} + " * tail
-        masked = f", mask={' & '.join(masks)}, other=0.0" if masks else ""
+        masked = f", mask={join_tests(masks)}, other=0.0" if masks else ""
         return Operand(
             (Definition(outer, f"({first} + tl.arange(0, {block})){spread[0]}"),),
             (

@@ -9,6 +9,7 @@ from megafuse.codegen.affine import Run, needed, runs
 from megafuse.codegen.names import Namer
 from megafuse.codegen.program import Affine, Axis, Guard, Level, Phase, TileProgram
 from megafuse.codegen.walk import affines, axis_sizes, has_cols, has_rows, join_levels, statements
+from megafuse.codegen.writer import join_tests
 from megafuse.core.sizes import divides, huge, is_open, may_exceed
 
 # ptxas 12.8 and 12.9 (Triton 3.4 to 3.9) lose constants of packed 16-bit additions: triton-lang/triton#11581
@@ -253,17 +254,14 @@ class Frame:
             low, high = needed(guard, self.sizes)
             const = guard.index.const
             index = join_sum(self.terms(Affine(guard.index.terms), piece)) or "0"
-            found += [f"({index} >= {guard.lo - const})"] * low + [f"({index} < {guard.hi - const})"] * high
+            found += [f"{index} >= {guard.lo - const}"] * low + [f"{index} < {guard.hi - const}"] * high
         return found
 
-    def mask(self, level: Level, guards: Sequence[Guard], piece: int) -> str:
-        """The mask of an access: rows, columns and guards that can fail; empty where none can."""
+    def mask(self, level: Level, guards: Sequence[Guard], piece: int, tests: Sequence[str] = ()) -> str:
+        """The mask of an access: rows, columns and guards that can fail, and more tests; empty where none can."""
         parts = [self.row_mask] * (has_rows(level) and self.ragged)
         parts += [self.col_masks[piece]] * (has_cols(level) and self.pieces[piece].padded)
-        tests = self.guard_tests(guards, piece)
-        if not parts and len(tests) == 1:
-            return tests[0][1:-1]
-        return " & ".join(parts + tests)
+        return join_tests([*parts, *self.guard_tests(guards, piece), *tests])
 
 
 def buffer_name(param: str) -> str:

@@ -23,7 +23,7 @@ from megafuse.codegen.triton.frame import Frame, buffer_name, join_sum
 from megafuse.codegen.triton.ops import CASTS_LITERALS, bound, template
 from megafuse.codegen.triton.values import HALVES, TYPES, Value, convert, literal, plain_literal
 from megafuse.codegen.walk import has_cols, has_rows, join_levels
-from megafuse.codegen.writer import Writer
+from megafuse.codegen.writer import Writer, join_tests
 from megafuse.core.dtypes import DType
 
 
@@ -63,7 +63,7 @@ def _load(body: Body, node: Load) -> None:
     for piece, name in enumerate(value.names):
         args = [_address(body, node, piece)]
         tests = [body.values[lookup.within].name(piece) for lookup in node.lookups]
-        mask = " & ".join(filter(None, [frame.mask(node.level, node.guards, piece), *dict.fromkeys(tests)]))
+        mask = frame.mask(node.level, node.guards, piece, tests)
         if mask:
             other = int(node.other) if node.dtype is DType.BOOL else node.other
             args += [f"mask={mask}", f"other={_other(other, node.dtype)}"]
@@ -125,8 +125,7 @@ def _inside(body: Body, node: Inside) -> None:
         if not tests:
             body.writer.assign(name, f"tl.full({frame.shape(node.level, piece)}, True, tl.int1)")
             continue
-        text = tests[0][1:-1] if len(tests) == 1 else " & ".join(tests)
-        body.writer.assign(name, frame.fit(text, covered, node.level, piece))
+        body.writer.assign(name, frame.fit(join_tests(tests), covered, node.level, piece))
 
 
 def _within(body: Body, node: Within) -> None:
