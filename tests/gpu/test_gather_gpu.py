@@ -65,6 +65,11 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], list[tuple
     "of_a_concat": (lambda x, y, i: torch.cat([x, y])[i] * 2, [(60, 99), (40, 99)], [(-100, 100, 3000)]),
     "of_a_product": (lambda x, w, i: F.gelu(x @ w)[:, i], [(300, 64), (64, 96)], [(-96, 96, 40)]),
     "into_a_product": (lambda x, w, i: F.relu(x[i] * 2) @ w, [(900, 64), (64, 96)], [(-900, 900, 512)]),
+    "read_through_a_concat": (
+        lambda x, w, i: F.silu(x.chunk(2, -1)[1]) * x.chunk(2, -1)[0] * F.embedding(i, w),
+        [(64, 16, 64), (9, 32)],
+        [(0, 9, 64, 16)],
+    ),
     "bias_by_distance": (
         lambda x, t, i: (x + t[i].permute(2, 0, 1)).softmax(-1),
         [(8, 4, 49, 49), (169, 4)],

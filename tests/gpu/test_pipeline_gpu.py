@@ -83,8 +83,9 @@ def check_block(shape: Shape, dtype: torch.dtype) -> None:
             norm.gamma.add_(torch.randn_like(norm.gamma) * 0.1)
             norm.beta.add_(torch.randn_like(norm.beta) * 0.1)
     x = torch.randn(batch, tokens, dim, device="cuda", dtype=dtype, requires_grad=True)
-    with alone() if x.numel() >= LARGE or block.ffn.w1.numel() >= LARGE else contextlib.nullcontext():
-        assert_right(block, (x,), options(x.numel()))
+    elements = max(x.numel(), block.ffn.w1.numel())
+    with alone() if elements >= LARGE else contextlib.nullcontext():
+        assert_right(block, (x,), options(elements))
         del block, x
         torch.cuda.empty_cache()
 
@@ -101,12 +102,14 @@ def assert_right(module: torch.nn.Module, inputs: tuple[Any, ...], chosen: Check
     report.raise_if_failed()
 
 
+@pytest.mark.timeout(900)  # large shapes wait for each other
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES, ids=["x".join(map(str, s)) for s in SHAPES])
 def test_block_at_named_shapes(shape: Shape, dtype: str) -> None:
     check_block(shape, DTYPES[dtype])
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", range(DRAWN))
 def test_block_at_drawn_shapes(number: int) -> None:
     """The dtype goes round with the number."""
@@ -147,6 +150,19 @@ def test_a_step_of_the_block_copies_nothing(dtype: str) -> None:
     odd = [n for n in ran if any(word in n.lower() for word in ("copy", "memcpy", "clone", "elementwise"))]
     assert ran
     assert odd == []
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_product_less_itself_is_zero(dtype: str) -> None:
+    """Contracted, fma(x, w, -round(x * w)), it would be the rounding error of the product."""
+    x, w = (torch.randn(999, device="cuda", dtype=DTYPES[dtype], requires_grad=True) for _ in range(2))
+
+    def fn(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        product = x * w
+        return product - product.view(-1), product + (-product)
+
+    for out in megafuse.fuse(fn, x, w, target="cuda")(x, w):
+        assert torch.equal(out, torch.zeros_like(out)) and not out.signbit().any()
 
 
 def test_a_second_batch_size_gets_its_own_binding() -> None:

@@ -162,7 +162,9 @@ def _scalar(b: Builder, d: Draw, x: Node) -> Node:
 
 
 def _double(b: Builder, d: Draw, x: Node) -> Node:
-    return b.map("add", x, b.map("neg", b.map("neg", x))) if d.up_to(1) else b.map("neg", b.map("neg", x))
+    minus = b.map("neg", x)
+    kinds = (("neg", minus), ("add", x, b.map("neg", minus)), ("sub", x, x), ("add", x, minus), ("add", minus, x))
+    return b.map(*d.one_of(kinds))
 
 
 def _reduce(b: Builder, d: Draw, x: Node) -> Node:

@@ -85,6 +85,23 @@ def test_identities() -> None:
         assert simplified(b, node, x).is_a(Map)
 
 
+@pytest.mark.parametrize("dtype", [DType.F32, DType.BF16, DType.F64])
+def test_differences_of_a_value_with_itself_are_no_differences(dtype: DType) -> None:
+    b = Builder()
+    x, y = argument(b, (6,), dtype), argument(b, (6,), dtype, 1)
+    for node in (b.map("sub", x, x), b.map("add", x, b.map("neg", x)), b.map("add", b.map("neg", x), x)):
+        graph = simplify(graph_of(node, inputs=[x]))
+        (out,) = graph.outputs
+        assert out is not None and out.attrs == Map("mul") and out.args[0].attrs == Map("abs")
+        special = np.array([0.0, -0.0, 3.0, -5.0, np.inf, np.nan])
+        (got,) = evaluate(graph, [special.astype(random_inputs(graph)[0].dtype)], mode="native")
+        assert got is not None
+        np.testing.assert_array_equal(got.astype(np.float64), [0, 0, 0, 0, np.nan, np.nan])
+        assert not np.signbit(got[:4].astype(np.float64)).any()
+    for node in (b.map("sub", x, y), b.map("add", x, x), b.map("sub", x, b.map("neg", x))):
+        assert simplified(b, node, x, y).attrs == node.attrs
+
+
 def test_division_by_powers_of_two_only() -> None:
     b = Builder()
     x = argument(b, (4,))

@@ -91,6 +91,28 @@ def double_negation(b: Builder, node: Node) -> Node | None:
 
 
 @rule(Map)
+def difference_with_itself(b: Builder, node: Node) -> Node | None:
+    """x - x = x + -x = |x| * +0: +0 for finite x, NaN for an infinity or NaN.
+
+    Compilers contract a product and the difference after it, fma(a, b, -round(a * b)), which leaves the rounding error
+    of the product where the difference is 0.
+    """
+    if not node.dtype.is_float or len(node.args) != 2:
+        return None
+    x, y = node.args
+    gone = _fn(node) == "sub" and x is y
+    if _fn(node) == "add":
+        x, y = (y, x) if _is_negation(x, y) else (x, y)
+        gone = _is_negation(y, x)
+    return b.map("mul", b.map("abs", x), 0.0) if gone and x.type == node.type else None
+
+
+def _is_negation(node: Node, x: Node) -> bool:
+    """True for -x."""
+    return isinstance(node.attrs, Map) and node.attrs.fn == "neg" and node.args[0] is x
+
+
+@rule(Map)
 def scalar_arguments(b: Builder, node: Node) -> Node | None:
     """An argument that holds one constant everywhere is that constant, if its own type does not round it."""
     if not node.shape:
@@ -277,6 +299,7 @@ ARITHMETIC_RULES: tuple[Rule, ...] = (
     drop_identity,
     div_by_power_of_two,
     double_negation,
+    difference_with_itself,
     add_of_pads,
 )
 CAST_RULES: tuple[Rule, ...] = (
