@@ -9,6 +9,7 @@ import pytest
 from codegen_running import worker
 
 
+@pytest.mark.timeout(900)  # hundreds of texts
 def test_triton_texts_compile_for_hopper():
     every_case = pytest.importorskip("codegen_compile", reason="needs triton").every_case
     versions = pytest.importorskip("codegen_versions")

@@ -61,7 +61,7 @@ def recorders(monkeypatch: pytest.MonkeyPatch) -> list[FakeRecorder]:
 
 def run(fn: Any, module: nn.Module, x: Tensor) -> list[Tensor]:
     """One step: outputs, gradients and buffers."""
-    x = x.clone().requires_grad_()
+    x = x.detach().requires_grad_()
     out = fn(x)
     outs = out if isinstance(out, tuple) else (out,)
     torch.autograd.backward(outs, [torch.cos(o.detach()) for o in outs])
@@ -78,8 +78,7 @@ def test_replayed_steps_are_those_of_the_module(recorders: list[FakeRecorder], n
     module = make()
     other = copy.deepcopy(module)
     fused = megafuse.fuse(module, torch.randn(shape).requires_grad_(), target="interpret", cuda_graph=True)
-    for _ in range(6):
-        x = torch.randn(shape)
+    for x in [torch.randn(shape) for _ in range(6)]:  # all alive: none is where another was
         for found, expected in zip(run(fused, module, x), run(other, other, x), strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     (recorder,) = recorders

@@ -24,6 +24,7 @@ CAPTURE_DIR = str(Path(__file__).absolute().parent) + os.sep
 _MARK = "megafuse:"
 Names = Mapping[int, tuple[str, str]]  # path and class of modules, by their ids
 _TRACE_LINE = re.compile(r'^ *File "(.+)", line (\d+)', re.MULTILINE)
+_CHILD = re.compile(r"\._modules\['([^']*)'\]")  # how PyTorch 2.6 writes ".child" in places of modules
 
 
 def is_library(filename: str) -> bool:
@@ -102,8 +103,8 @@ def recorded_origin(frame: FrameType) -> Origin | None:
     lines = [(file, int(line)) for file, line in _TRACE_LINE.findall(getattr(node, "stack_trace", None) or "")]
     users = [at for at in lines if not is_library(at[0])]
     stack = list((getattr(node, "meta", {}).get("nn_module_stack") or {}).values())
-    path, kind = (stack[-1][0].partition("].")[2], stack[-1][1].__name__) if stack else ("", "")
-    return _within(origin_at(*users[-1]) if users else None, path, kind)
+    where, kind = (_CHILD.sub(r".\1", stack[-1][0]), stack[-1][1].__name__) if stack else ("", "")
+    return _within(origin_at(*users[-1]) if users else None, where.partition("].")[2], kind)
 
 
 def raised_by_user(tb: TracebackType | None) -> bool:
