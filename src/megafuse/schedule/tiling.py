@@ -12,8 +12,19 @@ from megafuse.core.sizes import OpenSize, ceil_div, is_open, typical
 from megafuse.ir.graph import Node
 from megafuse.ir.index import combine
 from megafuse.ir.nest import Root
-from megafuse.ir.trace import Inst, Trace
+from megafuse.ir.trace import Trace
 from megafuse.ir.traffic import SECTOR
+from megafuse.schedule.registers import (
+    BASE_REGISTERS,
+    MAX_WARPS,
+    fewest_warps,
+    most_registers,
+    per_element,
+    programs_per_sm,
+    registers,
+    small_loads,
+    two_rows_fit,
+)
 from megafuse.schedule.residency import row_bytes, sharers, short_run_axis, tile_loads
 from megafuse.schedule.types import Tile
 
@@ -27,20 +38,14 @@ FLAT_ROW = 128  # columns that give every lane of a warp some
 SMALL_ROW = 256  # narrower rows are padded to one power of two
 REGISTERS = 144  # per thread: leaves room for 512 threads of several programs on an SM
 LOOP_REGISTERS = 224  # a row loop with column accumulators rather has few fat programs
-BASE_REGISTERS = 32  # addresses, masks, counters
-REGISTER_SLACK = 1.08  # what compilers take beyond the estimate
-WORKING_VALUES = 2.5  # fp32 tile values alive beside what was loaded
 PIPELINE_STAGES = 3
 PAIRED_STAGES = 4
-PAIRED_REGISTERS = 300  # by the estimate, which counts each working value twice: compilers need 0.85 of it
 PIPELINE_BYTES = 96 * 1024  # shared memory that the loads in flight of a row loop may take
 ROW_CONTIGUOUS_TILE = 32
 MIN_ROW_RUN = 8  # rows next to one another in memory that make a whole sector of fp32
 MIN_WARPS = 8  # on each SM, at least
 FULL_GRID = 128  # programs below which smaller tiles are worth it
 FREE_TILE = 4096
-MAX_WARPS = 16
-REGISTER_FILE = 65536  # 32-bit registers of an SM
 LONGEST_SUM = 64  # additions in a row of fp32 values: the rounding errors of a running sum grow with its length
 UNPIPELINED_WAVES = 2  # without a pipeline, more and shorter loops hide each other's latency
 
@@ -54,6 +59,16 @@ class TileRequest:
     strides: Callable[[Node], tuple[int, ...]]
     chunk_unit: int  # rows that programs should not divide among them
     whole_loop: bool  # phases of one kernel walk all their loop rows in one program
+
+    @property
+    def by_rows(self) -> bool:
+        """It sums over its rows."""
+        return any(r.by_rows for r in self.trace.nest.roots)
+
+    @property
+    def walked(self) -> bool:
+        """A program walks several row tiles."""
+        return self.by_rows or self.whole_loop or bool(self.fixed)
 
 
 def next_power_of_two(n: int) -> int:
@@ -106,10 +121,10 @@ def choose_tile(request: TileRequest, device: DeviceSpec) -> Tile:
     """Choose the tile of one phase: good for the typical values of open sizes, right for all."""
     trace = request.trace
     space = trace.nest.space
-    by_rows = any(r.by_rows for r in trace.nest.roots)
+    by_rows = request.by_rows
     all_rows = math.prod(a.size for a in space.rows if a.name not in request.fixed)
     loop_rows: int = typical(all_rows)
-    walked = by_rows or request.whole_loop or bool(request.fixed)
+    walked = request.walked
     by_row, by_col = row_runs(request)
     along_rows = by_row > by_col
     if any(i.kind == "reduce" for i in trace.insts):
@@ -120,25 +135,25 @@ def choose_tile(request: TileRequest, device: DeviceSpec) -> Tile:
         shape = _free_tile(space.num_cols, loop_rows, along_rows, request.whole_loop)
     rows = max(1, min(shape.rows, next_power_of_two(loop_rows)))
     elements = rows * sum(shape.pieces)
-    per_element = _values(trace, request.fixed, walked)
+    each = per_element(trace, request.fixed, walked)
     stages = _stages(trace, request.fixed, elements) if walked and not request.whole_loop and not shape.col_block else 1
-    warps = _warps(elements, per_element, LOOP_REGISTERS if walked and not request.whole_loop else REGISTERS)
-    hoist = not walked or _registers(elements, per_element, warps) <= _most_registers(warps)
-    kept = len(_small_loads(trace, request.fixed)[0])
+    warps = fewest_warps(elements, each, LOOP_REGISTERS if walked and not request.whole_loop else REGISTERS)
+    hoist = not walked or registers(elements, each, warps) <= most_registers(warps)
+    kept = len(small_loads(trace, request.fixed)[0])
     if hoist and stages == 1 and walked and not request.whole_loop and not by_rows:
         # A loop without a pipeline hides latency by many programs alone: they are worth more than fewer loads from L1.
-        hoist = _per_sm(elements, per_element, warps, device) >= _per_sm(elements, per_element - kept, warps, device)
-        per_element -= 0 if hoist else kept
+        hoist = programs_per_sm(elements, each, warps, device) >= programs_per_sm(elements, each - kept, warps, device)
+        each -= 0 if hoist else kept
     elif not hoist:  # weights are loaded again for each row rather than spilled
-        stages, per_element = 1, per_element - kept
-        warps = _warps(elements, per_element, LOOP_REGISTERS)
+        stages, each = 1, each - kept
+        warps = fewest_warps(elements, each, LOOP_REGISTERS)
     chunk = rows
     if request.whole_loop:
         chunk = all_rows * rows if is_open(all_rows) else ceil_div(all_rows, rows) * rows
     if walked and not request.whole_loop:
         fixed_rows = typical(math.prod(a.size for a in space.rows if a.name in request.fixed))
         columns = ceil_div(typical(space.num_cols), shape.pieces[0]) if shape.col_grid else 1
-        resident = device.sms * _per_sm(elements, per_element, warps, device)
+        resident = device.sms * programs_per_sm(elements, each, warps, device)
         waves = 1 if stages > 1 else UNPIPELINED_WAVES
         chunk = _rows_per_chunk(loop_rows, rows, fixed_rows * columns, waves * resident)
         spread = ceil_div(loop_rows * fixed_rows * columns * warps, MIN_WARPS * device.sms)
@@ -154,30 +169,11 @@ def choose_tile(request: TileRequest, device: DeviceSpec) -> Tile:
     stages = stages if request.whole_loop or chunk > rows else 1
     if stages > 1 and rows == 1 and not by_rows and hoist and _pairs(trace, request.fixed, elements, warps):
         rows, chunk, stages = 2, chunk + chunk % 2, PAIRED_STAGES
-    return Tile(rows, chunk, shape.pieces, shape.col_block, shape.col_grid, warps, stages, hoist, shape.why)
+    return Tile(rows, chunk, shape.pieces, shape.col_block, shape.col_grid, warps, stages, hoist, why=shape.why)
 
 
 def _varies(root: Root, names: frozenset[str]) -> bool:
     return any(ix.axes & names for ix in root.index)
-
-
-def _values(trace: Trace, fixed: Sequence[str], walked: bool) -> float:
-    """Registers per element of a tile: what is loaded (packed), accumulators, what a loop keeps, working values."""
-    packed = sum(min(1.0, i.dtype.size / 4) for i in tile_loads(trace))
-    if not walked:
-        return packed + WORKING_VALUES
-    kept, passing = _small_loads(trace, fixed)
-    accumulators = sum(1 for r in trace.nest.roots if r.by_rows)
-    return packed + WORKING_VALUES + len(kept) + len(passing) / 2 + accumulators
-
-
-def _small_loads(trace: Trace, fixed: Sequence[str]) -> tuple[list[Inst], list[Inst]]:
-    """Loads along the columns that are smaller than the walk: (the same for all rows of a program, the others)."""
-    space = trace.nest.space
-    walked = space.row_names - set(fixed)
-    whole = set(tile_loads(trace))
-    small = [i for i in trace.loads() if i.axes & space.col_names and i not in whole]
-    return [i for i in small if not i.axes & walked], [i for i in small if i.axes & walked]
 
 
 @dataclass(frozen=True)
@@ -196,7 +192,7 @@ def _whole_rows(trace: Trace, along_rows: bool, looped: bool, whole_loop: bool, 
     cols = trace.nest.space.num_cols
     pieces = split_columns(cols)
     width = sum(pieces)
-    most = 32 * MAX_WARPS * (LOOP_REGISTERS - BASE_REGISTERS) / _values(trace, (), looped)
+    most = 32 * MAX_WARPS * (LOOP_REGISTERS - BASE_REGISTERS) / per_element(trace, (), looped)
     if along_rows:
         rows = max(ROW_CONTIGUOUS_TILE, power_of_two_below(MIN_TILE // width))
         while rows > MIN_ROW_RUN and loop_rows // rows < FULL_GRID:
@@ -222,7 +218,7 @@ def _with_row_runs(trace: Trace, shape: _Shape, walked: bool) -> _Shape:
     """
     narrow = min((i.dtype.size for i in tile_loads(trace)), default=DType.F32.size)
     rows, width = SECTOR // narrow, sum(shape.pieces)
-    most = 32 * MAX_WARPS * (_most_registers(MAX_WARPS) - BASE_REGISTERS) / _values(trace, (), walked)
+    most = 32 * MAX_WARPS * (most_registers(MAX_WARPS) - BASE_REGISTERS) / per_element(trace, (), walked)
     if shape.rows >= rows or shape.col_block or rows * width > most:
         return shape
     return replace(shape, rows=rows, why="whole rows in registers, as many as make runs of memory")
@@ -265,30 +261,12 @@ def _free_tile(all_cols: int, loop_rows: int, along_rows: bool, whole_loop: bool
     return _Shape(rows, (width,), width if wide and whole_loop else 0, wide and not whole_loop, why)
 
 
-def _warps(elements: int, per_element: float, registers: int) -> int:
-    """The fewest warps whose threads hold the tile in ``registers`` each: fewer warps exchange less per reduction."""
-    warps = 1
-    while warps < MAX_WARPS and _registers(elements, per_element, warps) > registers:
-        warps *= 2
-    return warps
-
-
-def _registers(elements: int, per_element: float, warps: int) -> float:
-    """Estimated registers per thread."""
-    return BASE_REGISTERS + per_element * elements / (32 * warps)
-
-
-def _most_registers(warps: int) -> int:
-    """Registers a thread may have: the register file is shared by all threads of a program."""
-    return min(255, REGISTER_FILE // (32 * warps))
-
-
 def _stages(trace: Trace, fixed: Sequence[str], elements: int) -> int:
     """Depth of the software pipeline of a row loop: as deep as shared memory allows.
 
     A pipeline takes all loads of the loop through shared memory; small gathers would go there a few bytes at a time.
     """
-    if _small_loads(trace, fixed)[1]:
+    if small_loads(trace, fixed)[1]:
         return 1
     size = sum(i.dtype.size for i in tile_loads(trace)) * elements
     return PIPELINE_STAGES if size * PIPELINE_STAGES <= PIPELINE_BYTES else 1
@@ -301,9 +279,8 @@ def _pairs(trace: Trace, fixed: Sequence[str], elements: int, warps: int) -> boo
     """
     reductions = sum(1 for i in trace.insts if i.kind == "reduce")
     size = 2 * sum(i.dtype.size for i in tile_loads(trace)) * elements
-    kept = len(_small_loads(trace, fixed)[0])
-    registers = _registers(elements, 2 * _values(trace, fixed, True) - kept, warps)
-    fits = size * PAIRED_STAGES <= PIPELINE_BYTES and registers <= PAIRED_REGISTERS
+    kept = len(small_loads(trace, fixed)[0])
+    fits = size * PAIRED_STAGES <= PIPELINE_BYTES and two_rows_fit(trace, fixed, elements, warps, kept)
     return reductions > 1 and elements >= MIN_TILE and fits
 
 
@@ -313,12 +290,6 @@ def _least_walk(trace: Trace, share: float = PARTIAL_SHARE) -> int:
     each_row = row_bytes(trace) / typical(trace.nest.space.num_cols)
     written_and_read = 2 * DType.F32.size * sums
     return math.ceil(written_and_read / (share * each_row)) if each_row else 1
-
-
-def _per_sm(elements: int, per_element: float, warps: int, device: DeviceSpec) -> int:
-    """Programs that an SM holds at once, by their registers."""
-    registers = max(REGISTER_SLACK * _registers(elements, per_element, warps), 32)
-    return min(8, max(1, int(device.registers_per_sm // (registers * 32 * warps))))
 
 
 def _rows_per_chunk(loop_rows: int, row_tile: int, fixed_programs: int, programs: int) -> int:
