@@ -14,6 +14,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from codegen_abreast import abreast_cases, other_abreast_cases
 from codegen_blocks import Case
 from codegen_chains import chain_cases
 from codegen_dots import dot_cases, production_cases
@@ -67,6 +68,7 @@ def compile_case(case: Case, folder: Path) -> dict[str, Any]:
 def every_case() -> list[Case]:
     """What is compiled: bf16 programs, and those on other types."""
     tiles = [*cases(DType.BF16), *joint_cases(DType.BF16), *rounding_cases(DType.BF16), *other_cases(), *map_cases()]
+    tiles += [*abreast_cases(DType.BF16), *other_abreast_cases()]
     return [*tiles, *dot_cases(DType.BF16), *chain_cases(DType.BF16), *chain_cases(DType.F32), *production_cases()]
 
 

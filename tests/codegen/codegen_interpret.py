@@ -15,6 +15,7 @@ import triton.language as tl
 from triton.language.extra import libdevice
 from triton.runtime.interpreter import TensorHandle
 
+from codegen_abreast import abreast_cases, other_abreast_cases
 from codegen_blocks import Case
 from codegen_chains import chain_cases
 from codegen_dots import dot_cases
@@ -70,8 +71,9 @@ def run(case: Case, folder: Path) -> list[str]:
 def every_case() -> list[Case]:
     """What the interpreter can run: nothing with bf16, whose rounding is assembly."""
     floats = [case for dtype in (DType.F32, DType.F16) for case in (*cases(dtype, narrow=True), *joint_cases(dtype))]
+    rows = [case for dtype in (DType.F32, DType.F16) for case in abreast_cases(dtype, narrow=True)]
     dots = [case for dtype in (DType.F32, DType.F16) for case in (*dot_cases(dtype), *chain_cases(dtype))]
-    return [*floats, *rounding_cases(DType.F16), *other_cases(), *map_cases(), *dots]
+    return [*floats, *rows, *other_abreast_cases(), *rounding_cases(DType.F16), *other_cases(), *map_cases(), *dots]
 
 
 def main() -> None:

@@ -299,10 +299,10 @@ def concat_parts(dtype: DType) -> Case:
     return Case(name, program, inputs, {"cat": np.concatenate([wide(i) for i in inputs.values()], 1)})
 
 
-def reductions(dtype: DType, fixed: int, looped: bool) -> Case:
+def reductions(dtype: DType, fixed: int, looped: bool, inner: int = 3) -> Case:
     """Every reduction, along rows and columns, from every level; two fixed axes and two loop axes, 64-bit offsets."""
     rows, cols, tile = 6, 11, 4
-    at = index(f=2 * rows * cols, g=rows * cols, p=3 * cols, q=cols, c=1)
+    at = index(f=2 * rows * cols, g=rows * cols, p=inner * cols, q=cols, c=1)
     b = Block()
     b.items.append(Load("x", "x", at, TILE, dtype))
     b.items.append(Load("v", "v", index(c=1), COL, dtype))
@@ -318,7 +318,7 @@ def reductions(dtype: DType, fixed: int, looped: bool) -> Case:
         if dtype is DType.BOOL and fn == "sum":
             continue
         b.reduce(f"x_{fn}", fn, "x", TILE, dtype)
-        b.store(f"row_{fn}", index(f=2 * rows, g=rows, p=3, q=1), f"x_{fn}", ROW, dtype)
+        b.store(f"row_{fn}", index(f=2 * rows, g=rows, p=inner, q=1), f"x_{fn}", ROW, dtype)
         outs.append((f"row_{fn}", (fixed, 2, rows), np_fn(x, axis=-1)))
         b.reduce(f"v_{fn}", fn, "v", COL, dtype)
         b.store(f"vec_{fn}", index(), f"v_{fn}", SCALAR, dtype)
@@ -333,7 +333,7 @@ def reductions(dtype: DType, fixed: int, looped: bool) -> Case:
         b.items.append(ColReduce(f"r_{fn}", f"x_{fn}", ROW, fn, dtype, f"all_{fn}", index(**place), dtype))
         parts = [np_fn(np_fn(x[:, :, span], axis=3), axis=2) for span in spans]
         outs.append((f"all_{fn}", (fixed, 2, len(spans)), np.stack(parts, 2)))
-    axes = ((Axis("f", fixed), Axis("g", 2)), (Axis("p", 2), Axis("q", 3)), (Axis("c", cols),))
+    axes = ((Axis("f", fixed), Axis("g", 2)), (Axis("p", rows // inner), Axis("q", inner)), (Axis("c", cols),))
     phase = Phase("reduce", *axes, tile, chunk, b.done(), (8, 4))
     params = (
         param("x", dtype, x.shape, wide=True),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from codegen_abreast import abreast_cases, other_abreast_cases
 from codegen_chains import chain_cases
 from codegen_dots import dot_cases
 from codegen_joint import joint_cases, rounding_cases
@@ -22,10 +23,11 @@ from megafuse.core.dtypes import DType
 GOLDEN = Path(__file__).parent / "golden"
 FLOATS = (DType.BF16, DType.F32)
 EVERY = (
-    *(case for dtype in FLOATS for case in (*cases(dtype), *joint_cases(dtype))),
+    *(case for dtype in FLOATS for case in (*cases(dtype), *joint_cases(dtype), *abreast_cases(dtype))),
     *rounding_cases(DType.BF16),
     *(case for dtype in FLOATS for case in (*dot_cases(dtype, descriptors=True), *chain_cases(dtype))),
     *other_cases(),
+    *other_abreast_cases(),
     *map_cases(),
 )
 CASES = {case.name: case for case in EVERY}
@@ -33,6 +35,7 @@ RUFF = shutil.which("ruff", path=os.pathsep.join([str(Path(sys.executable).paren
 NAMES = (
     "layer_norm_bf16_1280",
     "layer_norm_backward_bf16_1197_4",
+    "layer_norm_backward_bf16_2560_1_2_abreast",
     "mixing_bf16_20",
     "gather_bf16_i32_1",
     "softmax_f32_150_looped",

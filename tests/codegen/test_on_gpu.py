@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from codegen_abreast import abreast_cases, other_abreast_cases
 from codegen_blocks import Case
 from codegen_chains import chain_cases
 from codegen_dots import dot_cases
@@ -22,9 +23,14 @@ from megafuse.runtime.shim import cuda_launcher
 
 FLOATS = (DType.F32, DType.F16, DType.BF16)
 EVERY = [
-    *(case for dtype in FLOATS for case in (*cases(dtype), *joint_cases(dtype), *chain_cases(dtype))),
+    *(
+        case
+        for dtype in FLOATS
+        for case in (*cases(dtype), *joint_cases(dtype), *chain_cases(dtype), *abreast_cases(dtype))
+    ),
     *(case for through in (DType.BF16, DType.F16) for case in rounding_cases(through)),
     *other_cases(),
+    *other_abreast_cases(),
     *map_cases(),
 ]
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 
 from megafuse.core.dtypes import DType
 from megafuse.core.errors import VerifyError
-from megafuse.core.sizes import Dim, ceil_div, is_open, may_exceed, open_dims
+from megafuse.core.sizes import Dim, ceil_div, divides, is_open, may_exceed, open_dims
 from megafuse.ir.index import Affine, Axis, Guard
 
 
@@ -201,6 +201,12 @@ class Pass:
     body: tuple[Statement | Note, ...]
 
 
+def can_stand_abreast(loop: tuple[Axis, ...], rows_per_chunk: int, rows: int) -> bool:
+    """Whether ``rows`` rows, the first a multiple of it, are always neighbours along the fastest axis of a chunk."""
+    fastest = next((axis.size for axis in reversed(loop) if axis.size != 1), 1)
+    return divides(rows, rows_per_chunk) and divides(rows, fastest)
+
+
 @dataclass(frozen=True)
 class Phase:
     """One loop nest of a kernel; see the module's docstring."""
@@ -216,6 +222,7 @@ class Phase:
     col_block: int = 0
     col_grid: bool = False
     hoist: bool = True  # keep values without rows in registers over the row loop (else they are loaded again)
+    abreast: int = 1  # single rows that an iteration of the row loop takes, each a tile of its own
 
     def __post_init__(self) -> None:
         odd = [n for n in (self.row_tile, *self.pieces, self.col_block or 1) if n & (n - 1) or n < 1]
@@ -223,6 +230,11 @@ class Phase:
             raise VerifyError(f"{self.title}: tile sizes {odd} are not powers of two")
         if self.rows_per_chunk % self.row_tile:
             raise VerifyError(f"{self.title}: chunks of {self.rows_per_chunk} rows cut tiles of {self.row_tile} rows")
+        single = self.row_tile == 1 and not self.col_block
+        if self.abreast != 1 and not (single and can_stand_abreast(self.loop, self.rows_per_chunk, self.abreast)):
+            raise VerifyError(
+                f"{self.title}: {self.abreast} rows abreast are not single, all in one chunk and along one axis"
+            )
 
     @property
     def loop_size(self) -> int:

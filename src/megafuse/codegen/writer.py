@@ -110,7 +110,8 @@ class Writer:
             self.call(f"{name} = {head}(", [arg.strip() for arg in _split(args, (",",))])
         else:
             self.line(f"{name} = (")
-            for part in operands:
+            fits = len(value) <= LINE - 4 * self._depth - 4
+            for part in [value] if fits else operands:
                 self.line(f"    {part}")
             self.line(")")
 

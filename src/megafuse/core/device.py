@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from megafuse.core.errors import TargetError
 
+ACCESS_BYTES = 16  # of one load or store of a thread, at most
+
 
 @dataclass(frozen=True)
 class DeviceSpec:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from megafuse.codegen.affine import Run, needed, runs
 from megafuse.codegen.names import Namer
-from megafuse.codegen.program import Affine, Axis, Guard, Level, Phase, TileProgram
+from megafuse.codegen.program import Affine, Axis, ColReduce, Guard, Level, Phase, TileProgram
 from megafuse.codegen.walk import affines, axis_sizes, has_cols, has_rows, join_levels, statements
 from megafuse.codegen.writer import join_tests
 from megafuse.core.sizes import divides, huge, is_open, may_exceed
@@ -164,12 +164,14 @@ class Frame:
         self.params = {param.name: param for param in program.params}
         self.pieces = pieces_of(phase)
         self.flat = phase.row_tile == 1
+        self.threads = 32 * program.num_warps
         self.row_axis, self.col_axis = (1, 0) if turned else (0, 1)
         self.sizes = axis_sizes(phase)
         whole_tiles = divides(phase.row_tile, self.chunk_rows)
         beyond = not whole_tiles or self.chunks * self.chunk_rows != phase.loop_size
         self.ragged = beyond if ragged is None else ragged
-        self.looped = may_exceed(self.chunk_rows, phase.row_tile)
+        sums = any(isinstance(s, ColReduce) for s in statements(phase))
+        self.looped = may_exceed(self.chunk_rows, phase.row_tile * (1 if sums else phase.abreast))
         self.row, self.row_mask = namer.one("row"), namer.one("row_mask")
         self.first_row, self.first_col = namer.one("first_row"), namer.one("first_col")
         self.cols = namer.claim("col", len(self.pieces))

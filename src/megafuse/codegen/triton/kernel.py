@@ -8,6 +8,7 @@ from megafuse.codegen.artifact import KernelSource
 from megafuse.codegen.names import Namer, identifier
 from megafuse.codegen.program import Param, Phase, TileProgram
 from megafuse.codegen.source import kernel_source
+from megafuse.codegen.triton.abreast import write_out
 from megafuse.codegen.triton.frame import ZERO, Definition, Frame, RunNames, buffer_name, grid_names
 from megafuse.codegen.triton.helpers import imports_of, used_helpers
 from megafuse.codegen.triton.loops import define_used, write_phase
@@ -30,7 +31,7 @@ def print_tiles(program: TileProgram, *, assembly: bool = True) -> KernelSource:
     Raises:
         ValueError: the program asks for something that has no Triton form; the message names it.
     """
-    program = replace(program, phases=tuple(map(pack, program.phases)))
+    program = replace(program, phases=tuple(write_out(pack(phase)) for phase in program.phases))
     kernel = _kernel_text(program)
     parts = [*used_helpers(kernel, assembly), kernel]
     return kernel_source(program, "triton", imports_of(parts), parts, dims=tuple(dim.name for dim in program.dims))
@@ -147,8 +148,9 @@ def _config(program: TileProgram) -> str:
 
 
 def _tile(phase: Phase) -> str:
-    rows = f"{phase.row_tile} of {phase.loop_size!r} rows"
-    if phase.num_chunks != 1 and phase.rows_per_chunk > phase.row_tile:
+    at_once = f"{phase.abreast} abreast" if phase.abreast > 1 else f"{phase.row_tile}"
+    rows = f"{at_once} of {phase.loop_size!r} rows"
+    if phase.num_chunks != 1 and phase.rows_per_chunk > phase.row_tile * phase.abreast:
         rows += f" ({phase.rows_per_chunk} a program)"
     if phase.col_block:
         return f"{rows} x {phase.num_cols!r} columns in blocks of {phase.col_block}"

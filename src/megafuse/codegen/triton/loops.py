@@ -40,7 +40,7 @@ def write_group(body: Body, items: Iterable[Noted], running: dict[str, Running])
         if isinstance(node, RowReduce | ColReduce):
             name = node.acc if isinstance(node, ColReduce) else node.dst
             if name in running:
-                running[name].step()
+                running[name].step(node.src)
             elif isinstance(node, ColReduce):
                 col_reduce(body, node)
             elif not _same_reduction(queue[n - 1] if n else None, item, running):
@@ -93,14 +93,15 @@ def _row_loop(body: Body, num_stages: int) -> None:
     for item in items:
         if isinstance(item.statement, ColReduce):
             check_running(frame, item.statement)
-            running[item.statement.acc] = Running(body, item.statement)
+            running.setdefault(item.statement.acc, Running(body, item.statement))
     hoist = frame.phase.hoist and not frame.phase.col_block
     hoisted = frozenset(id(item.statement) for item in items if hoist and _rowless(item))
     write_group(body, [item for item in items if id(item.statement) in hoisted], {})
     for reduction in running.values():
         reduction.start()
-    kind = f"tl.range(0, {frame.chunk_rows!r}, {frame.phase.row_tile}, num_stages={num_stages})"
-    step = f", {frame.phase.row_tile}" if frame.phase.row_tile > 1 else ""
+    rows = frame.phase.row_tile * frame.phase.abreast
+    kind = f"tl.range(0, {frame.chunk_rows!r}, {rows}, num_stages={num_stages})"
+    step = f", {rows}" if rows > 1 else ""
     plain = f"range(0, {frame.chunk_rows!r}{step})" if step else f"range({frame.chunk_rows!r})"
     first = frame.first_row
     with writer.block(f"for {first} in {kind if num_stages > 1 else plain}:"):

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import functools
 
-from megafuse.codegen.program import ColReduce, Level, RowReduce
+from megafuse.codegen.program import ColReduce, Level, Load, RowReduce
 from megafuse.codegen.triton.frame import Frame
 from megafuse.codegen.triton.helpers import MOST_SUMS
 from megafuse.codegen.triton.ops import template
 from megafuse.codegen.triton.statements import Body
 from megafuse.codegen.triton.values import HALVES, TYPES, convert, literal, neutral, plain_literal
-from megafuse.codegen.walk import has_cols, has_rows, result_level
+from megafuse.codegen.walk import has_cols, has_rows, result_level, statements
+from megafuse.core.device import ACCESS_BYTES
 from megafuse.core.dtypes import DType
-from megafuse.core.sizes import is_open
+from megafuse.core.sizes import divides, is_open
 
 _COMBINE = {"max": "_max", "min": "_min", "prod": "_prod"}
 _SMALL = (DType.BOOL, DType.I8, DType.I16, DType.U8)  # reduced as int32
 _PARTS = 96  # longer sums of per-piece reductions get a line per piece
+_CONVERSION = 12  # letters that a conversion of the result takes of such a line
 _TARGETS = 40  # joint sums whose names have more letters are unpacked into short names
 
 
@@ -103,21 +105,43 @@ def _joint_reduce(body: Body, nodes: list[RowReduce]) -> None:
 
 
 def _folded(body: Body, node: RowReduce) -> list[str]:
-    """What is left to reduce of each piece: equally wide pieces are combined element by element first."""
+    """What is left to reduce of each piece: combined element by element first, where that takes no exchange."""
     pieces = body.frame.pieces
     texts = [tile_values(body, node.src, node.fn, node.dtype, p, rows=False) for p in range(len(pieces))]
-    if len(pieces) > 1 and len({p.width for p in pieces}) == 1:
-        name = body.namer.claim(f"{node.src}_all", 1)[0]
-        body.writer.assign(name, functools.reduce(lambda a, b: combine(node.fn, a, b), texts))
-        return [name]
-    return texts
+    widths = [p.width for p in pieces]
+    if len(widths) == 1 or not (len(set(widths)) == 1 or _tails_fold(body.frame)):
+        return texts
+    texts = [_narrowed(node.fn, text, width, min(widths)) for text, width in zip(texts, widths, strict=True)]
+    name = body.namer.claim(f"{node.src}_all", 1)[0]
+    body.writer.assign(name, functools.reduce(lambda a, b: combine(node.fn, a, b), texts))
+    return [name]
+
+
+def _tails_fold(frame: Frame) -> bool:
+    """Whether those elements of a single row's widest piece that meet one of its narrowest lie in one thread.
+
+    They are neighbours; a thread has whole accesses of them where columns come in such.
+    """
+    widths = [p.width for p in frame.pieces]
+    together = max(widths) // min(widths)
+    loads = (s for s in statements(frame.phase) if isinstance(s, Load) and s.level is Level.TILE)
+    access = min([max(widths) // frame.threads, *(ACCESS_BYTES // s.dtype.size for s in loads)])
+    return frame.flat and min(widths) >= frame.threads and together <= access and divides(access, frame.phase.num_cols)
+
+
+def _narrowed(fn: str, text: str, width: int, least: int) -> str:
+    """A block of ``width`` elements as one of ``least``: neighbours are combined."""
+    if width == least:
+        return text
+    block = f"tl.reshape({text}, [{least}, {width // least}])"
+    return f"tl.sum({block}, 1)" if fn == "sum" else f"tl.reduce({block}, 1, {_COMBINE[fn]})"
 
 
 def _single_reduce(body: Body, node: RowReduce, texts: list[str]) -> None:
     name = body.define(node.dst, result_level(node), node.dtype).names[0]
     axis = _column_axis(body.frame, node)
     parts = [reduced(node.fn, text, axis) for text in texts]
-    if sum(map(len, parts)) > _PARTS and len(parts) > 1:
+    if sum(map(len, parts)) > _PARTS - (_CONVERSION if held(node.dtype) is not node.dtype else 0) and len(parts) > 1:
         names = body.namer.claim(f"{name}_part", len(parts))
         for part_name, part in zip(names, parts, strict=True):
             body.writer.assign(part_name, part)
@@ -177,10 +201,10 @@ class Running:
             text = f"tl.zeros({shape}, " if node.fn == "sum" else f"tl.full({shape}, {number}, "
             self.body.writer.assign(name, f"{text}{TYPES[dtype]})")
 
-    def step(self) -> None:
-        """Write the update, inside the loop."""
+    def step(self, src: str) -> None:
+        """Write the update by a tile, inside the loop."""
         for piece, name in enumerate(self.names):
-            text = tile_values(self.body, self.node.src, self.node.fn, self.node.dtype, piece, self.rows)
+            text = tile_values(self.body, src, self.node.fn, self.node.dtype, piece, self.rows)
             symbol = {"sum": "+", "prod": "*"}.get(self.node.fn)
             line = f"{name} {symbol}= {text}" if symbol else f"{name} = {combine(self.node.fn, name, text)}"
             self.body.writer.line(line)
