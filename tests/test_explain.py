@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 import megafuse
+from megafuse.compiler import compile_call
 from megafuse.core.device import device_spec
-from megafuse.explanation import estimate_eager
-from megafuse.explanation.text import quantity
+from megafuse.explanation import estimate_eager, explain_compiled
+from megafuse.explanation.text import format_plan, quantity
 
 
 class Gated(nn.Module):
@@ -109,6 +110,14 @@ def test_the_text_says_it_all(explained):
     (plan,) = explained
     for part in (*(k.name for k in plan.kernels), "boundaries", "saved for backward", "predicted", "eager:", "tile"):
         assert part in text
+
+
+def test_rows_abreast_are_said_in_words():
+    module = nn.LayerNorm(4096, device="meta", dtype=torch.bfloat16)
+    x = torch.empty(65536, 4096, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    text = format_plan(explain_compiled(compile_call(module, (x,), {}, device_spec(90))))
+    assert "tile 2 rows abreast x 4096 columns of 65536 x 4096" in text
+    assert "tile 1 row x 4096 columns" in text, "forward"
 
 
 def sorted_silu(x):

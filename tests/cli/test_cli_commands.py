@@ -194,10 +194,10 @@ def test_tuning_needs_a_gpu(megafuse_cli):
     assert "no CUDA device" in err
 
 
-def kept_entry(name):
+def kept_entry(name, **changes):
     tile = {
         "row_tile": 2, "rows_per_chunk": 8, "pieces": [64, 32], "col_block": 0, "col_grid": False, "num_stages": 3,
-        "hoist": True,
+        "hoist": True, "abreast": 1, **changes,
     }  # fmt: skip
     facts = {
         "tuned_seconds": 1e-5,
@@ -214,12 +214,13 @@ def test_the_cache_lists_what_was_measured_and_drops_it_alone(megafuse_cli, tmp_
     assert "nothing measured" in megafuse_cli("cache", "--tuned")[1]
     (tmp_path / "cache" / "kept.txt").write_text("x")
     write_entry(kept_entry("k0_x"), "NVIDIA H200")
-    write_entry(kept_entry("k1_y"), "NVIDIA H200")
+    write_entry(kept_entry("k1_y", row_tile=1, abreast=2), "NVIDIA H200")
     assert "2 kernels measured on NVIDIA H200" in megafuse_cli("cache")[1]
     listed = megafuse_cli("cache", "--tuned")[1]
     (line,) = [one for one in listed.splitlines() if "k0_x" in one]
     for part in ("25 us", "10 us", "2.50x", "2 x 64+32 in 8, 4 warps, 3 stages", "40", "50 %", "81 %", "memory"):
         assert part in line
+    assert "2 abreast x 64+32 in 8, 4 warps" in next(one for one in listed.splitlines() if "k1_y" in one)
     assert "deleted 2 files" in megafuse_cli("cache", "--clear", "--tuned")[1]
     assert (tmp_path / "cache" / "kept.txt").is_file()
     assert "nothing measured" in megafuse_cli("cache", "--tuned")[1]

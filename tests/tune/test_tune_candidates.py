@@ -8,18 +8,20 @@ import pytest
 
 from megafuse.compiler.variants import KernelTiles, make_variants, subjects
 from megafuse.schedule.types import Tile, TileRules
-from megafuse.tune.candidates import MOST, ROUNDS, candidates, legal, piece_options
+from megafuse.tune.candidates import MOST, ROUNDS, Move, candidates, changed, legal, piece_options, single_moves
 from tune_helpers import CASES, bench_with, subject_of
 
 FREE = TileRules(1000, 640, False, False, False, False, True, False)
 ROWS = TileRules(1000, 640, True, False, False, False, True, False)
 SUMS = TileRules(1000, 640, True, True, False, False, True, False, longest_sum=64)
+PAIRS = TileRules(1000, 640, True, True, False, False, True, False, run=50)
 WHOLE = TileRules(1000, 640, False, True, True, False, False, False)
 BLOCKS = TileRules(1000, 64000, True, False, False, True, True, False)
 LEGAL = {
     "free": (FREE, Tile(2, 2, (256,), col_grid=True)),
     "rows": (ROWS, Tile(1, 1, (512, 128))),
     "sums": (SUMS, Tile(2, 100, (512, 128), num_stages=3)),
+    "abreast": (PAIRS, Tile(1, 100, (512, 128), num_stages=3, abreast=2)),
     "whole": (WHOLE, Tile(2, 0, (256,), 256)),
     "blocks": (BLOCKS, Tile(1, 1, (2048,), 2048)),
 }
@@ -45,6 +47,17 @@ ILLEGAL = [
     ("sums", {"num_stages": 5}, "1 to 4 stages"),
     ("sums", {"rows_per_chunk": 2}, "no row loop"),
     ("sums", {"hoist": False}, "no row loop"),
+    ("sums", {"row_tile": 1, "rows_per_chunk": 64, "abreast": 2}, "not all in one chunk, or along one axis"),
+    ("abreast", {"rows_per_chunk": 101}, "not all in one chunk, or along one axis"),
+    ("abreast", {"abreast": 4}, "not all in one chunk, or along one axis"),
+    ("abreast", {"abreast": 8}, "more than 4 rows abreast"),
+    ("abreast", {"abreast": 3}, "powers of two"),
+    ("abreast", {"abreast": 0}, "powers of two"),
+    ("abreast", {"row_tile": 2}, "loops over single rows"),
+    ("abreast", {"rows_per_chunk": 2}, "no row loop"),
+    ("whole", {"row_tile": 1, "abreast": 2}, "loops over single rows"),
+    ("rows", {"abreast": 2}, "loops over single rows"),
+    ("blocks", {"abreast": 2}, "loops over single rows"),
     ("whole", {"num_stages": 2}, "no row loop"),
     ("whole", {"pieces": (128,)}, "blocks of columns"),
     ("blocks", {"pieces": (65536,), "col_block": 0, "num_warps": 16}, "all columns in one program"),
@@ -102,6 +115,20 @@ def test_every_round_has_something_to_try():
         assert any(getattr(t.tiles[0], factor) != getattr(base, factor) for t in factors), factor
 
 
+def test_rows_abreast_are_tried_and_rows_of_a_tile_end_them():
+    """A chunk is then a multiple of the rows abreast, and tiles of several rows are none that stand abreast."""
+    subject = subject_of(CASES["norms"](), summed=True)
+    single = KernelTiles((replace(subject.tiles.tiles[0], row_tile=1, rows_per_chunk=31),), subject.tiles.num_warps)
+    wide = changed(single, [Move("abreast", 2)], subject.rules)
+    assert [(t.row_tile, t.abreast, t.rows_per_chunk) for t in wide.tiles] == [(1, 2, 32)]
+    assert legal(wide, subject.rules)
+    assert ("abreast", 2) in {(m.factor, m.value) for m in single_moves(subject, single)["abreast", 0]}
+    tall = changed(wide, [Move("rows", 2)], subject.rules)
+    assert [(t.row_tile, t.abreast, t.rows_per_chunk) for t in tall.tiles] == [(2, 1, 32)]
+    found = candidates(subject, "factors", single, {single: 1.0})
+    assert {t.tiles[0].abreast for t in found} >= {1, 2}
+
+
 def test_candidates_are_the_same_each_time():
     for name in ("block", "plain"):
         first, second = (subjects(CASES[name]().step) for _ in range(2))
@@ -140,3 +167,4 @@ def test_pieces_cover_columns_that_are_no_power_of_two():
         options = piece_options(Tile(1, 1, (4096,)), rules)
         assert options
         assert all(rules.problem(Tile(1, 1, p, num_warps=16)) == "" for p in options), cols
+    assert (512, 512, 256) in piece_options(Tile(1, 1, (2048,), num_warps=2), replace(ROWS, cols=1280))

@@ -18,7 +18,8 @@ import torch
 import megafuse
 from megafuse.api import engine_of
 from megafuse.compiler import KnownTiles, Options, complete, find_known, reschedule
-from megafuse.compiler.variants import subjects
+from megafuse.compiler.plans import tiles_as_data
+from megafuse.compiler.variants import KernelTiles, Tile, subjects
 from megafuse.core.errors import InputError
 from megafuse.runtime import cachedir, plan_store
 from megafuse.runtime.plan_store import Entry, TuningWarning, read_entry, read_plan, write_entry, write_plan
@@ -27,7 +28,7 @@ from tune_helpers import CASES, DEVICE, Norms, bench_with, by_distance
 
 TILE = {
     "row_tile": 2, "rows_per_chunk": 2, "pieces": [64], "col_block": 0, "col_grid": False, "num_stages": 1,
-    "hoist": True,
+    "hoist": True, "abreast": 1,
 }  # fmt: skip
 ENTRY = Entry("k" * 32, "k0_x", (TILE,), 4, 1e-5, 2e-5, {"registers": 40})
 ENVIRONMENT = ("MEGAFUSE_FAST_AUTOTUNE", "MLP_FAST_AUTOTUNE", "MEGAFUSE_PLAN", "MEGAFUSE_REQUIRE_PLAN")
@@ -90,7 +91,8 @@ def test_a_corrupt_file_is_said_dropped_and_written_anew(name):
 
 
 @pytest.mark.parametrize(
-    "change", [{"row_tile": 2.5}, {"pieces": 64}, {"hoist": "yes"}, {"row_tile": -2}, {"row_tile": True}]
+    "change",
+    [{"row_tile": 2.5}, {"pieces": 64}, {"hoist": "yes"}, {"row_tile": -2}, {"row_tile": True}, {"abreast": "two"}],
 )
 def test_tiles_of_the_wrong_types_are_dropped(change):
     write_entry(replace(ENTRY, tiles=({**TILE, **change},)), "gpu")
@@ -98,8 +100,24 @@ def test_tiles_of_the_wrong_types_are_dropped(change):
         assert KnownTiles("gpu")(ENTRY.key) is None
 
 
+def test_tiles_without_all_of_their_fields_are_dropped():
+    for name in TILE:
+        write_entry(replace(ENTRY, tiles=({k: v for k, v in TILE.items() if k != name},)), "gpu")
+        with pytest.warns(TuningWarning, match=f"a tile without '{name}'"):
+            assert KnownTiles("gpu")(ENTRY.key) is None
+        plan_store._say_once.cache_clear()
+
+
+def test_tiles_survive_being_kept():
+    tile = Tile(1, 64, (2048, 512), num_warps=8, num_stages=3, abreast=2, why="measured")
+    kept = KernelTiles((tile, replace(tile, hoist=False, abreast=1)), 8)
+    write_entry(replace(ENTRY, tiles=tiles_as_data(kept), num_warps=8), "gpu")
+    assert KnownTiles("gpu")(ENTRY.key) == kept
+
+
 @pytest.mark.parametrize(
-    "change", [{"row_tile": 3}, {"pieces": []}, {"pieces": [16]}, {"row_tile": 2**40}, {"num_stages": 99}]
+    "change",
+    [{"row_tile": 3}, {"pieces": []}, {"pieces": [16]}, {"row_tile": 2**40}, {"num_stages": 99}, {"abreast": 2}],
 )
 def test_illegal_tiles_are_not_taken_and_the_plan_says_so(change):
     compiled = CASES["norms"]()

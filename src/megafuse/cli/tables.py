@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from megafuse.explanation import KernelInfo, PlanInfo
+from megafuse.explanation import KernelInfo, PhaseInfo, PlanInfo
 from megafuse.explanation.text import counted, quantity
 from megafuse.runtime.offline import CompileReport
 
@@ -64,7 +64,11 @@ def compile_table(reports: Sequence[CompileReport], plan: PlanInfo) -> Table:
 
 
 def _tile(kernel: KernelInfo) -> str:
-    return "; ".join(f"{p.row_tile} x {'+'.join(map(str, p.pieces))}" for p in kernel.phases)
+    return "; ".join(f"{_rows(p)} x {'+'.join(map(str, p.pieces))}" for p in kernel.phases)
+
+
+def _rows(phase: PhaseInfo) -> str:
+    return f"{phase.abreast} abreast" if phase.abreast > 1 else str(phase.row_tile)
 
 
 def plan_record(plan: PlanInfo) -> dict[str, Any]:

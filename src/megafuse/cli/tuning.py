@@ -74,13 +74,17 @@ def _row(entry: Entry) -> tuple[str, ...]:
 
 def tile_text(entry: Entry) -> str:
     """Rows by columns of each phase, rows of a chunk, warps and pipeline stages."""
-    phases = [f"{t['row_tile']} x {'+'.join(map(str, t['pieces']))}{_chunk(t)}" for t in entry.tiles]
+    phases = [f"{_rows(t)} x {'+'.join(map(str, t['pieces']))}{_chunk(t)}" for t in entry.tiles]
     stages = max((t["num_stages"] for t in entry.tiles), default=1)
     return f"{'; '.join(phases)}, {entry.num_warps} warps" + (f", {stages} stages" if stages > 1 else "")
 
 
+def _rows(tile: Any) -> str:
+    return f"{tile['abreast']} abreast" if tile["abreast"] > 1 else str(tile["row_tile"])
+
+
 def _chunk(tile: Any) -> str:
-    return f" in {tile['rows_per_chunk']}" if tile["rows_per_chunk"] > tile["row_tile"] else ""
+    return f" in {tile['rows_per_chunk']}" if tile["rows_per_chunk"] > tile["row_tile"] * tile["abreast"] else ""
 
 
 def _percent(share: Any) -> str:

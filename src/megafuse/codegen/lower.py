@@ -142,6 +142,7 @@ class PhaseLowering:
             col_block=tile.col_block,
             col_grid=tile.col_grid,
             hoist=tile.hoist,
+            abreast=tile.abreast,
         )
 
     def _one_pass(self) -> Pass:

@@ -135,6 +135,7 @@ def tiles_as_data(tiles: KernelTiles) -> tuple[dict[str, Any], ...]:
             "col_grid": t.col_grid,
             "num_stages": t.num_stages,
             "hoist": t.hoist,
+            "abreast": t.abreast,
         }
         for t in tiles.tiles
     )
@@ -150,7 +151,7 @@ def tiles_of(entry: Entry) -> KernelTiles:
 
 
 def _tile(data: Mapping[str, Any], warps: int) -> Tile:
-    numbers = ("row_tile", "rows_per_chunk", "col_block", "num_stages")
+    numbers = ("row_tile", "rows_per_chunk", "col_block", "num_stages", "abreast")
     try:
         sizes = {n: data[n] for n in numbers}
         pieces, flags = tuple(data["pieces"]), {n: data[n] for n in ("col_grid", "hoist")}

@@ -17,12 +17,13 @@ from megafuse.core.dtypes import DType
 from megafuse.core.sizes import open_dims, settle
 from megafuse.ir.graph import Node
 from megafuse.ir.types import Input
+from megafuse.schedule.row_walk import pieces_of_accesses
 from megafuse.schedule.types import Buffer, KernelSchedule, KernelTiles, Step, Tile, TileRules
 from megafuse.select.choose import select
 
 __all__ = [
     "KernelSource", "KernelTiles", "Place", "Subject", "Tile", "TileRules", "Variant", "alike", "in_precision",
-    "make_variants", "select", "subjects", "tiles_of_kernel",
+    "make_variants", "pieces_of_accesses", "select", "subjects", "tiles_of_kernel",
 ]  # fmt: skip
 
 
@@ -118,7 +119,8 @@ def alike(made: KernelTiles, asked: KernelTiles) -> bool:
     """Equal but for what follows from the rest."""
     pairs = list(zip(made.tiles, asked.tiles, strict=False))
     return (made.num_warps, len(made.tiles)) == (asked.num_warps, len(asked.tiles)) and all(
-        (m.row_tile, m.pieces, m.num_stages, m.hoist) == (a.row_tile, a.pieces, a.num_stages, a.hoist) for m, a in pairs
+        all(getattr(m, name) == getattr(a, name) for name in ("row_tile", "pieces", "num_stages", "hoist", "abreast"))
+        for m, a in pairs
     )
 
 

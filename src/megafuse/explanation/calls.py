@@ -188,7 +188,8 @@ def _product(dot: DotPart) -> str:
 
 def _phase(phase: PhaseSchedule) -> PhaseInfo:
     space = phase.trace.nest.space
-    return PhaseInfo(space.num_rows, space.num_cols, phase.tile.row_tile, phase.tile.pieces, phase.tile.why)
+    tile = phase.tile
+    return PhaseInfo(space.num_rows, space.num_cols, tile.row_tile, tile.pieces, tile.why, tile.abreast)
 
 
 def _line(origin: Origin | None) -> str:

@@ -25,13 +25,17 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class PhaseInfo:
-    """One loop nest of a kernel: rows walked, columns held, its tile and why that one."""
+    """One loop nest of a kernel: rows walked, columns held, its tile and why that one.
+
+    ``abreast``: single rows that a program works on side by side.
+    """
 
     rows: int
     cols: int
     row_tile: int
     pieces: tuple[int, ...]
     why: str
+    abreast: int = 1
 
 
 @dataclass(frozen=True)

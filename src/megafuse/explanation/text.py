@@ -153,7 +153,7 @@ def _phases(kernel: KernelInfo) -> list[str]:
 def _tile(phase: PhaseInfo) -> str:
     cols = "+".join(map(str, phase.pieces))
     why = f" ({phase.why})" if phase.why else ""
-    rows = counted(phase.row_tile, "row")
+    rows = f"{phase.abreast} rows abreast" if phase.abreast > 1 else counted(phase.row_tile, "row")
     return f"tile {rows} x {cols} {'column' if cols == '1' else 'columns'} of {phase.rows} x {phase.cols}{why}"
 
 

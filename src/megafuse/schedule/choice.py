@@ -11,6 +11,7 @@ from megafuse.core.sizes import ceil_div, is_open, may_exceed
 from megafuse.ir.nest import Root
 from megafuse.schedule.identity import kernel_key
 from megafuse.schedule.residency import tile_loads
+from megafuse.schedule.row_walk import innermost, rows_at_once
 from megafuse.schedule.tiling import LONGEST_SUM, TileRequest, choose_tile
 from megafuse.schedule.types import KernelTiles, Tile, TileRules
 
@@ -46,7 +47,7 @@ def choose_tiles(
     """
     extra = (blocks_per_sm, [is_open(r.chunk_unit) or r.chunk_unit for r in requests], [r.whole_loop for r in requests])
     key = kernel_key([(r.trace, r.fixed) for r in requests], requests[0].strides, stored, extra)
-    tiles = tuple(choose_tile(r, device) for r in requests)
+    tiles = tuple(rows_at_once(r, choose_tile(r, device), device) for r in requests)
     rules = tuple(tile_rules(r, t) for r, t in zip(requests, tiles, strict=True))
     heuristic = Choice(key, tiles, rules, _kernel_warps(tiles, blocks_per_sm))
     forced = known(key)
@@ -63,19 +64,19 @@ def choose_tiles(
 def tile_rules(request: TileRequest, heuristic: Tile) -> TileRules:
     """What any tile of the phase must satisfy; how columns are held and whether sums are split stays as it is."""
     trace, space = request.trace, request.trace.nest.space
-    by_rows = any(r.by_rows for r in trace.nest.roots)
     rows = math.prod(a.size for a in space.rows if a.name not in request.fixed)
-    exact = by_rows and all(i.dtype.size >= 4 for i in tile_loads(trace))
+    exact = request.by_rows and all(i.dtype.size >= 4 for i in tile_loads(trace))
     return TileRules(
         rows=rows,
         cols=space.num_cols,
         over_cols=any(i.kind == "reduce" for i in trace.insts),
-        walked=by_rows or request.whole_loop or bool(request.fixed),
+        walked=request.walked,
         whole_loop=request.whole_loop,
         blocked=bool(heuristic.col_block),
         split=may_exceed(rows, heuristic.rows_per_chunk),
         wide=is_open(space.num_cols),
         longest_sum=LONGEST_SUM if exact else 0,
+        run=innermost(request) if request.walked else 1,
     )
 
 

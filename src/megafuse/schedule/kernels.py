@@ -11,7 +11,7 @@ from megafuse.core.sizes import ceil_div, may_exceed, typical
 from megafuse.fusion.plan import Cover, KernelGroup
 from megafuse.ir.chain import external_reads
 from megafuse.ir.graph import Node, contiguous_strides
-from megafuse.ir.index import Affine, Axis, Index, combine
+from megafuse.ir.index import Affine, Axis, combine
 from megafuse.ir.nest import Anchor, Nest, Root, rename_axes
 from megafuse.ir.trace import Inst, Trace, trace_nest
 from megafuse.ir.types import Dot, Opaque
@@ -24,6 +24,7 @@ from megafuse.schedule.joint import Joint, join_finishers
 from megafuse.schedule.kernel_plan import DotPlan, KernelPlan, PhasePlan
 from megafuse.schedule.partials import Partial, finisher_nests, make_partial
 from megafuse.schedule.residency import sharers, short_run_axis
+from megafuse.schedule.row_walk import walk_order
 from megafuse.schedule.split_dot import split_finisher, split_kernel
 from megafuse.schedule.tiling import TileRequest, choose_tile
 from megafuse.schedule.types import Tile, TileRules
@@ -180,7 +181,7 @@ class KernelMaker:
         trace, space = request.trace, request.trace.nest.space
         by_name = {a.name: a for a in space.rows}
         fixed_axes = tuple(by_name[f] for f in request.fixed)
-        loop = self._walk_order(trace, [a for a in space.rows if a.name not in request.fixed])
+        loop = walk_order(trace, request.fixed, self.strides)
         size = 1
         for a in loop:
             size *= a.size
@@ -212,20 +213,6 @@ class KernelMaker:
         if not self.read_by.get(node):
             return []
         return [(root, node, combine(root.anchor.placed(root.index), self.strides(node)))]
-
-    def _walk_order(self, trace: Trace, rows: list[Axis]) -> tuple[Axis, ...]:
-        """Loop rows, outermost first.
-
-        A gather in short runs wants the row axis that continues its runs innermost, so that neighbours share the
-        sectors they fetch. Otherwise the largest value touched decides: largest memory step outermost.
-        """
-        names = frozenset(a.name for a in rows)
-        touched = [(i.node, i.index) for i in trace.loads()] + [(r.anchor.value, r.index) for r in trace.nest.roots]
-        node, index = max(touched, key=lambda t: (len(_axes(t[1]) & names), typical(t[0].type.numel)))
-        step = dict(combine(index, self.strides(node)).terms)
-        order = sorted(rows, key=lambda a: -abs(typical(step.get(a.name, 0))))
-        inner = short_run_axis(trace, names, self.strides)
-        return tuple(sorted(order, key=lambda a: a.name == inner))
 
     def _finishers(self, number: int, partials: dict[Node, Partial], forward: bool, key: str) -> list[KernelPlan]:
         if not partials:
@@ -263,17 +250,13 @@ class KernelMaker:
         choice = self._choose([TileRequest(trace, (), self.strides, 1, False)])
         tile, rules = choice.tiles[0], choice.rules[0]
         stores = tuple(s for r in nest.roots for s in self._force_store(r))
-        phase = PhasePlan(trace, (), self._walk_order(trace, list(nest.space.rows)), tile, stores, rules)
+        phase = PhasePlan(trace, (), walk_order(trace, (), self.strides), tile, stores, rules)
         return KernelPlan((phase,), choice.num_warps, forward, choice.key, finishes)
 
     def _force_store(self, root: Root) -> list[tuple[Root, Node, Affine]]:
         return list(self._store(root)) or [
             (root, root.anchor.node, combine(root.anchor.placed(root.index), self.strides(root.anchor.node)))
         ]
-
-
-def _axes(index: Index) -> frozenset[str]:
-    return frozenset().union(*(ix.axes for ix in index)) if index else frozenset()
 
 
 def _rename_trace(trace: Trace, nest: Nest, names: dict[str, str]) -> Trace:

@@ -13,7 +13,7 @@ REGISTER_SLACK = 1.08  # what compilers take beyond the estimate
 WORKING_VALUES = 2.5  # fp32 tile values alive beside what was loaded
 MAX_WARPS = 16
 REGISTER_FILE = 65536  # 32-bit registers of an SM
-TWO_ROWS_REGISTERS = 300  # by the estimate, which counts each working value twice: compilers need 0.85 of it
+TWO_ROWS_SHARE = 0.85  # of the estimate for two rows, which counts each working value twice, is what compilers need
 
 
 def per_element(trace: Trace, fixed: Sequence[str], walked: bool) -> float:
@@ -28,7 +28,7 @@ def per_element(trace: Trace, fixed: Sequence[str], walked: bool) -> float:
 def two_rows_fit(trace: Trace, fixed: Sequence[str], elements: int, warps: int, kept: int) -> bool:
     """Whether registers hold two rows of ``elements`` at once, beside ``kept`` weights and the sums over the rows."""
     each = 2 * per_element(trace, fixed, True) - kept - _accumulators(trace)
-    return registers(elements, each, warps) <= TWO_ROWS_REGISTERS
+    return TWO_ROWS_SHARE * registers(elements, each, warps) <= most_registers(warps)
 
 
 def _accumulators(trace: Trace) -> int:

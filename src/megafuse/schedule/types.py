@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from megafuse.core.dtypes import DType
-from megafuse.core.sizes import may_exceed
+from megafuse.core.sizes import divides, may_exceed
 from megafuse.ir.graph import Node
 from megafuse.ir.index import Affine, Axis, Guard
 from megafuse.ir.nest import Root
@@ -93,6 +93,7 @@ class Tile:
     num_warps: int = 4
     num_stages: int = 1
     hoist: bool = True
+    abreast: int = 1
     why: str = ""
 
 
@@ -137,7 +138,7 @@ class KernelTiles:
     num_warps: int
 
 
-MOST_WARPS, MOST_STAGES = 16, 4
+MOST_WARPS, MOST_STAGES, MOST_ABREAST = 16, 4, 4
 MOST_PER_THREAD = 256  # elements of one tile value
 
 
@@ -148,7 +149,7 @@ class TileRules:
     ``over_cols``: it reduces over its columns. ``walked``: a program walks several row tiles, and all of them under
     ``whole_loop``. ``blocked``: columns are walked in blocks. ``split``: several programs share the loop rows, so that
     they leave partial sums. ``wide``: one piece never holds all columns. ``longest_sum``: most row tiles of a chunk (0:
-    any number).
+    any number). ``run``: rows that are neighbours along one axis.
     """
 
     rows: int
@@ -160,13 +161,14 @@ class TileRules:
     split: bool
     wide: bool
     longest_sum: int = 0
+    run: int = 1
 
     def problem(self, tile: Tile) -> str:
         """Why ``tile`` is not legal here; empty where it is."""
-        return self._sizes(tile) or self._columns(tile) or self._chunk(tile) or self._pipeline(tile)
+        return self._sizes(tile) or self._columns(tile) or self._chunk(tile) or self._walk(tile)
 
     def _sizes(self, tile: Tile) -> str:
-        sizes = (tile.row_tile, *tile.pieces, tile.col_block or 1, tile.num_warps)
+        sizes = (tile.row_tile, tile.abreast, *tile.pieces, tile.col_block or 1, tile.num_warps)
         odd = [n for n in sizes if n < 1 or n & (n - 1)]
         if odd or not tile.pieces:
             return f"sizes {odd} are no powers of two"
@@ -202,14 +204,24 @@ class TileRules:
             return f"running sums over more than {self.longest_sum} row tiles lose bits"
         return "" if may_exceed(self.rows, rows) == self.split else "partial sums would come or go"
 
-    def _pipeline(self, tile: Tile) -> str:
+    def _walk(self, tile: Tile) -> str:
+        if tile.abreast > 1 and (problem := self._abreast(tile)):
+            return problem
         if not 1 <= tile.num_stages <= MOST_STAGES:
             return f"a pipeline has 1 to {MOST_STAGES} stages"
         if tile.num_stages > 1 and (self.whole_loop or tile.col_block or not self.walked):
             return "there is no row loop to pipeline"
-        if tile.num_stages > 1 and not (tile.hoist and tile.rows_per_chunk > tile.row_tile):
+        if tile.num_stages > 1 and not (tile.hoist and tile.rows_per_chunk > tile.row_tile * tile.abreast):
             return "there is no row loop to pipeline"
         return "" if tile.hoist or self.walked else "without a row loop everything is loaded once"
+
+    def _abreast(self, tile: Tile) -> str:
+        if tile.abreast > MOST_ABREAST:
+            return f"more than {MOST_ABREAST} rows abreast"
+        if tile.row_tile > 1 or tile.col_block or self.whole_loop or not self.walked:
+            return "rows stand abreast in loops over single rows that are held whole"
+        whole = divides(tile.abreast, tile.rows_per_chunk) and divides(tile.abreast, self.run)
+        return "" if whole else f"{tile.abreast} rows abreast are not all in one chunk, or along one axis"
 
 
 @dataclass(frozen=True)

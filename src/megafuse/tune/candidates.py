@@ -11,20 +11,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from megafuse.compiler.variants import KernelTiles, Subject, Tile, TileRules
+from megafuse.compiler.variants import KernelTiles, Subject, Tile, TileRules, pieces_of_accesses
 from megafuse.core.sizes import typical
 
 MOST = {"coarse": 9, "factors": 14, "refine": 6}  # candidates of a round
 ROUNDS = tuple(MOST)
-WARPS, STAGES = (1, 2, 4, 8, 16), (1, 2, 3, 4)
+WARPS, STAGES, ABREAST = (1, 2, 4, 8, 16), (1, 2, 3, 4), (1, 2, 4)
 LEAST_PIECE, MOST_PIECES = 64, 10
+ACCESSES = (8, 4)  # elements of 16 bytes
 SCALES = (1 / 4, 1 / 2, 2, 4)
 LEAST_PER_THREAD = 1 / 2  # elements of one tile value: below, threads hold copies
 
 
 @dataclass(frozen=True)
 class Move:
-    """One factor set to a value: warps, or rows, chunk, pieces, stages or hoist of a phase."""
+    """One factor set to a value: warps, or rows, rows abreast, chunk, pieces, stages or hoist of a phase."""
 
     factor: str
     value: Any
@@ -74,7 +75,9 @@ def changed(tiles: KernelTiles, moves: Iterable[Move], rules: Sequence[TileRules
 def _changed_tile(tile: Tile, move: Move, rules: TileRules) -> Tile | None:
     if move.factor == "rows":
         rows = int(move.value)
-        return _with_chunk(replace(tile, row_tile=rows), tile.rows_per_chunk, rules)
+        return _with_chunk(replace(tile, row_tile=rows, abreast=1), tile.rows_per_chunk, rules)
+    if move.factor == "abreast":
+        return _with_chunk(replace(tile, abreast=int(move.value)), tile.rows_per_chunk, rules)
     if move.factor == "chunk":
         return _with_chunk(tile, move.value, rules)
     if move.factor == "pieces":
@@ -90,9 +93,10 @@ def _with_chunk(tile: Tile, rows: float, rules: TileRules) -> Tile:
         return replace(tile, rows_per_chunk=0)  # the schedule stage knows how many there are
     if not rules.walked:
         return replace(tile, rows_per_chunk=tile.row_tile)
-    tiles = max(1, round(rows / tile.row_tile))
-    tiles = min(tiles, rules.longest_sum) if rules.longest_sum else tiles
-    return replace(tile, rows_per_chunk=tiles * tile.row_tile, num_stages=tile.num_stages if tiles > 1 else 1)
+    steps = max(1, round(rows / (tile.row_tile * tile.abreast)))
+    steps = min(steps, rules.longest_sum // tile.abreast) if rules.longest_sum else steps
+    chunk = steps * tile.row_tile * tile.abreast
+    return replace(tile, rows_per_chunk=chunk, num_stages=tile.num_stages if steps > 1 else 1)
 
 
 def _with_pieces(tile: Tile, pieces: tuple[int, ...], rules: TileRules) -> Tile | None:
@@ -143,6 +147,7 @@ def single_moves(subject: Subject, tiles: KernelTiles) -> dict[tuple[str, int], 
             chunk = tile.rows_per_chunk
             found["chunk", phase] = [Move("chunk", chunk * s, phase) for s in (1 / 2, 2, 1 / 4, 4)]
             found["stages", phase] = [Move("stages", n, phase) for n in _nearest(STAGES, tile.num_stages)]
+            found["abreast", phase] = [Move("abreast", n, phase) for n in _nearest(ABREAST, tile.abreast)]
             found["hoist", phase] = [Move("hoist", not tile.hoist, phase)]
     return found
 
@@ -172,5 +177,6 @@ def piece_options(tile: Tile, rules: TileRules) -> list[tuple[int, ...]]:
     rest = cols - full // 2
     if full // 2 >= LEAST_PIECE and rest > 0:
         found.append((full // 2, max(16, 1 << (rest - 1).bit_length())))
+    found += [p for n in ACCESSES if (p := pieces_of_accesses(cols, tile.num_warps, n))]
     padding = {p: sum(p) for p in dict.fromkeys(found)}
     return sorted(padding, key=lambda p: (padding[p], len(p)))
