@@ -89,7 +89,7 @@ def test_the_block_has_the_tiles_that_were_the_fastest() -> None:
         (4, 4, (512,) * 5, 1),  # two norms and a gate, no sums: tiles of two rows
         (2, 3, (512, 512, 256), 1),  # backward of a norm: several programs an SM
         (8, 3, (2048, 512), 2),  # backward of two norms and a gate: one program an SM
-        (4, 1, (1024, 256), 2),  # backward through the mix: gathers are not pipelined
+        (4, 1, (256,) * 5, 1),  # backward through the mix: gathers are not pipelined
         (2, 3, (512, 512, 256), 1),
     ]
     assert (tiles[0].rows_per_chunk, tiles[1].row_tile) == (2, 2)

@@ -16,6 +16,7 @@ from megafuse.schedule.tiling import MAX_PIECES, PIPELINE_BYTES, TileRequest, ne
 from megafuse.schedule.types import Tile
 
 ABREAST = 2  # four rows were slower in all kernels measured
+BRANCHING = frozenset({"div", "sin", "cos", "tan", "fmod", "remainder", "floor_div", "lgamma", "digamma"})
 IN_ACCESS = 8  # elements of 16 bits; wider runs of 8-bit values are not worth more registers
 
 
@@ -64,24 +65,31 @@ def rows_at_once(request: TileRequest, tile: Tile, device: DeviceSpec) -> Tile:
 def _abreast(request: TileRequest, tile: Tile, device: DeviceSpec) -> Tile:
     """``tile`` with two rows abreast, where a row has several reductions and nothing hides their exchanges.
 
-    That is so without a pipeline, where each row waits for its loads too, and beside one where an SM holds one program.
-    A loop that leaves no sums and keeps no weights is none then, where it gathers in short runs: programs are as short
-    as can be, and the rows of one complete each other's sectors.
+    That is so in a pipelined loop where an SM holds one program; without a pipeline, several programs hide them, and
+    two rows abreast were slower. A loop that leaves no sums and keeps no weights is none then, where it gathers in
+    short runs: programs are as short as can be, and the rows of one complete each other's sectors. The arithmetic of
+    two rows interleaves only where it has no branches: IEEE division and the reduction of large angles have some.
     """
     trace, elements = request.trace, sum(tile.pieces)
     reductions = sum(1 for i in trace.insts if i.kind == "reduce")
-    if reductions < 2 or tile.num_warps == 1 or not _even(request, tile):
+    if reductions < 2 or tile.num_warps == 1 or not _even(request, tile) or _branches(trace):
         return tile
     kept = len(small_loads(trace, request.fixed)[0])
     each = per_element(trace, request.fixed, True) - (0 if tile.hoist else kept)
     loads = ABREAST * sum(i.dtype.size for i in tile_loads(trace)) * elements * tile.num_stages
-    waits = tile.num_stages == 1 or programs_per_sm(elements, each, tile.num_warps, device) == 1
-    if not waits or not two_rows_fit(trace, request.fixed, elements, tile.num_warps, kept):
+    if not two_rows_fit(trace, request.fixed, elements, tile.num_warps, kept):
         return tile
-    if request.by_rows and (tile.num_stages == 1 or loads <= PIPELINE_BYTES):
+    alone = tile.num_stages > 1 and programs_per_sm(elements, each, tile.num_warps, device) == 1
+    if request.by_rows and alone and loads <= PIPELINE_BYTES:
         return replace(tile, abreast=ABREAST, rows_per_chunk=tile.rows_per_chunk + tile.rows_per_chunk % ABREAST)
     short = tile.num_stages == 1 and not tile.hoist and not request.by_rows and _short_runs(request)
     return replace(tile, abreast=ABREAST, rows_per_chunk=ABREAST) if short else tile
+
+
+def _branches(trace: Trace) -> bool:
+    """Whether values of the whole tile go through branches, or calls for rare arguments."""
+    cols = trace.nest.space.col_names
+    return any(i.kind == "map" and i.fn in BRANCHING and i.axes & cols for i in trace.insts)
 
 
 def _short_runs(request: TileRequest) -> bool:

@@ -132,7 +132,7 @@ def choose_tile(request: TileRequest, device: DeviceSpec) -> Tile:
         if by_row and not along_rows and not request.whole_loop:
             shape = _with_row_runs(trace, shape, walked)
     else:
-        shape = _free_tile(space.num_cols, loop_rows, along_rows, request.whole_loop)
+        shape = _free_tile(space.num_cols, loop_rows, by_row, by_col, request.whole_loop)
     rows = max(1, min(shape.rows, next_power_of_two(loop_rows)))
     elements = rows * sum(shape.pieces)
     each = per_element(trace, request.fixed, walked)
@@ -215,11 +215,14 @@ def _with_row_runs(trace: Trace, shape: _Shape, walked: bool) -> _Shape:
     """Tiles of as many rows as make a sector of memory, where a part of the accesses runs along the rows.
 
     Single rows would move a sector for each element of these; Triton turns tiles of several rows in shared memory.
+    Where registers hold fewer rows, a half or a quarter of a sector: neighbours find the rest of it in L2.
     """
     narrow = min((i.dtype.size for i in tile_loads(trace)), default=DType.F32.size)
-    rows, width = SECTOR // narrow, sum(shape.pieces)
+    sector, width = SECTOR // narrow, sum(shape.pieces)
     most = 32 * MAX_WARPS * (most_registers(MAX_WARPS) - BASE_REGISTERS) / per_element(trace, (), walked)
-    if shape.rows >= rows or shape.col_block or rows * width > most:
+    fits = (rows for rows in (sector, sector // 2, sector // 4) if rows * width <= most)
+    rows = next(fits, 1)
+    if shape.rows >= rows or shape.col_block:
         return shape
     return replace(shape, rows=rows, why="whole rows in registers, as many as make runs of memory")
 
@@ -248,11 +251,15 @@ def _open_rows(trace: Trace, along_rows: bool, loop_rows: int) -> _Shape:
     return _Shape(rows, (max(16, block // rows),), max(16, block // rows), False, "an open number of columns")
 
 
-def _free_tile(all_cols: int, loop_rows: int, along_rows: bool, whole_loop: bool) -> _Shape:
-    """No row reduction: columns may be spread over the grid, or walked by the program that walks a whole block."""
+def _free_tile(all_cols: int, loop_rows: int, by_row: int, by_col: int, whole_loop: bool) -> _Shape:
+    """No row reduction: columns may be spread over the grid, or walked by the program that walks a whole block.
+
+    ``by_row``, ``by_col``: accesses that run along the rows and along the columns. Square tiles serve both.
+    """
     cols = typical(all_cols)
-    if along_rows:
+    if by_row:
         width, why = min(next_power_of_two(cols), 64), "memory runs along rows"
+        why += " and along columns" if by_col else ""
     else:
         width = min(next_power_of_two(cols), MIN_TILE if loop_rows > 1 else FREE_TILE)
         why = "columns spread over the grid" if cols > width and not whole_loop else "nothing is reduced"
