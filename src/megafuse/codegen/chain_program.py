@@ -14,7 +14,7 @@ the last, where they are summed over.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megafuse.codegen.dot_program import Matrices
 from megafuse.codegen.program import Param, Phase, TileProgram
@@ -23,10 +23,14 @@ from megafuse.core.dtypes import DType
 from megafuse.core.errors import VerifyError
 from megafuse.core.sizes import Dim, open_dims
 
+FLAT_WARPS = 16  # whose registers hold most of a matrix
+
 
 @dataclass(frozen=True)
 class Product:
-    """``dst = a @ matrix`` in fp32, not rounded. ``matrix`` holds ``[1, inner, cols]``; ``dtype``: of both operands.
+    """``dst = a @ matrix`` in fp32 (fp64 of fp64), not rounded. ``matrix`` holds ``[1, inner, cols]``.
+
+    ``dtype``: of both operands.
 
     With one column, ``dst`` is a value of each row.
     """
@@ -41,7 +45,10 @@ class Product:
 
 @dataclass(frozen=True)
 class RowSums:
-    """``acc += left^T @ right``; in the end ``acc`` is stored to ``target``, which holds ``[chunks, rows, cols]``."""
+    """``acc += left^T @ right``; in the end ``acc`` is stored to ``target``, which holds ``[chunks, rows, cols]``.
+
+    In fp32, or fp64 of fp64.
+    """
 
     acc: str
     left: str
@@ -142,6 +149,11 @@ class ChainProgram:
         return open_dims((self.params, [(p.loop, p.cols, p.rows_per_chunk, p.passes) for p in self.phases]))
 
     @property
+    def inner(self) -> dict[str, int]:
+        """Over how many numbers each matrix is summed, by buffer."""
+        return {s.matrix.buffer: s.inner for s in self.stages if isinstance(s, Product)}
+
+    @property
     def shell(self) -> TileProgram:
         """The phases as a tile program, for what depends on rows and parameters alone."""
         return TileProgram(self.name, self.doc, self.params, self.phases, self.num_warps, self.num_stages)
@@ -149,3 +161,16 @@ class ChainProgram:
     def param(self, buffer: str) -> Param:
         """The parameter of that name."""
         return next(p for p in self.params if p.name == buffer)
+
+
+def flat_chain(program: ChainProgram) -> ChainProgram:
+    """The same chunks walked row by row, for types that matrix units do not take; slow."""
+    stages = tuple(replace(s, row_tile=1) if isinstance(s, Phase) else s for s in program.stages)
+    return replace(
+        program, stages=stages, num_warps=FLAT_WARPS, num_stages=1, held=False, turned=False, early=False, tf32=False
+    )
+
+
+def sum_type(dtype: DType) -> DType:
+    """In which products of ``dtype`` are added up."""
+    return DType.F64 if dtype is DType.F64 else DType.F32

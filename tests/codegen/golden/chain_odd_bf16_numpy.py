@@ -3,9 +3,9 @@ import numpy as np
 
 
 def _matrix(buffer, start, shape, strides):
-    """A strided matrix of a flat buffer, widened to fp32; strides in elements."""
+    """A strided matrix of a flat buffer, widened to fp32 at least; strides in elements."""
     steps = [step * buffer.itemsize for step in strides]
-    return np.lib.stride_tricks.as_strided(buffer[start:], shape, steps).astype(np.float32)
+    return np.lib.stride_tricks.as_strided(buffer[start:], shape, steps).astype(np.result_type(buffer, np.float32))
 
 
 @np.errstate(all="ignore")

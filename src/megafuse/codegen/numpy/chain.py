@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from megafuse.codegen.artifact import KernelSource
-from megafuse.codegen.chain_program import ChainProgram, Product, RowSums
+from megafuse.codegen.chain_program import ChainProgram, Product, RowSums, sum_type
 from megafuse.codegen.names import Namer, identifier
 from megafuse.codegen.numpy.helpers import imports_of, used_helpers
 from megafuse.codegen.numpy.kernel import write_phase
@@ -54,26 +54,26 @@ class _Printer:
                         write_phase(writer, body, program.params, self.buffers, program.chunks)
         return writer.text
 
-    def _rows(self, name: str) -> str:
-        """A row value, widened to fp32."""
+    def _rows(self, name: str, dtype: DType) -> str:
+        """A row value, an operand of ``dtype``, widened to the type of its products."""
         value = self.values[name]
-        return convert(value.name, value.dtype, DType.F32)
+        return convert(value.name, value.dtype, sum_type(dtype))
 
     def _product(self, writer: Writer, stage: Product) -> None:
         operand, (_, *steps) = stage.matrix, stage.matrix.strides
         shape = (stage.inner, stage.cols)
         matrix = f"_matrix({self.buffers[operand.buffer]}, {operand.offset}, {shape}, {tuple(steps)})"
         name = self.namer.one(stage.dst)
-        self.values[stage.dst] = Value(name, DType.F32, rows=True, cols=stage.cols > 1)
-        writer.call(f"{name} = np.matmul(", [self._rows(stage.a), matrix])
+        self.values[stage.dst] = Value(name, sum_type(stage.dtype), rows=True, cols=stage.cols > 1)
+        writer.call(f"{name} = np.matmul(", [self._rows(stage.a, stage.dtype), matrix])
 
     def _sums(self, writer: Writer, stage: RowSums) -> None:
         target, (chunk, *steps) = stage.target, stage.target.strides
         name = self.namer.one(stage.acc)
-        left, right = self._rows(stage.left), self._rows(stage.right)
+        left, right = self._rows(stage.left, stage.dtype), self._rows(stage.right, stage.dtype)
         writer.call(f"{name} = np.matmul(", [f"{left}.T", right])
         at = [f"chunk * {chunk}"] * bool(chunk) + [str(target.offset)] * bool(target.offset)
         indices = (f"np.arange({stage.rows})[:, None]", f"np.arange({stage.cols})")
         at += [i if step == 1 else f"{i} * {step}" for i, step in zip(indices, steps, strict=True)]
-        value = convert(name, DType.F32, self.program.param(target.buffer).dtype)
+        value = convert(name, sum_type(stage.dtype), self.program.param(target.buffer).dtype)
         writer.line(f"{self.buffers[target.buffer]}[{' + '.join(at)}] = {value}")

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 HELPERS = {
     "_matrix": '''
 def _matrix(buffer, start, shape, strides):
-    """A strided matrix of a flat buffer, widened to fp32; strides in elements."""
+    """A strided matrix of a flat buffer, widened to fp32 at least; strides in elements."""
     steps = [step * buffer.itemsize for step in strides]
-    return np.lib.stride_tricks.as_strided(buffer[start:], shape, steps).astype(np.float32)
+    return np.lib.stride_tricks.as_strided(buffer[start:], shape, steps).astype(np.result_type(buffer, np.float32))
 ''',
     "_load": '''
 def _load(buffer, offsets, inside, other):

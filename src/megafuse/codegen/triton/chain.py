@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from megafuse.codegen.artifact import KernelSource
-from megafuse.codegen.chain_program import ChainProgram, Product, RowSums
+from megafuse.codegen.chain_program import ChainProgram, Product, RowSums, sum_type
 from megafuse.codegen.dot_program import Matrices
 from megafuse.codegen.names import Namer, identifier
 from megafuse.codegen.program import ColReduce, Level, Load, Pass, Phase
@@ -21,7 +21,7 @@ from megafuse.codegen.triton.loops import define_used, write_group
 from megafuse.codegen.triton.packed import pack
 from megafuse.codegen.triton.reductions import Running
 from megafuse.codegen.triton.statements import Body
-from megafuse.codegen.triton.values import HALVES, Value, convert
+from megafuse.codegen.triton.values import HALVES, TYPES, Value, convert
 from megafuse.codegen.walk import Noted, has_cols, noted, reads, result_level, statements
 from megafuse.codegen.writer import Writer, join_tests
 from megafuse.core.dtypes import DType
@@ -204,7 +204,8 @@ class _Printer:
         for stage in self.program.stages:
             if isinstance(stage, RowSums):
                 name = self.sums[stage.acc] = self.namer.one(stage.acc)
-                before.assign(name, f"tl.zeros(({block(stage.rows)}, {block(stage.cols)}), tl.float32)")
+                shape = f"({block(stage.rows)}, {block(stage.cols)})"
+                before.assign(name, f"tl.zeros({shape}, {TYPES[sum_type(stage.dtype)]})")
 
     def _phase(self, phase: Phase, before: Writer, inside: Writer) -> None:
         body = self.bodies[self._key(phase)]
@@ -259,10 +260,9 @@ class _Printer:
     def _product(self, stage: Product, loads: Writer, inside: Writer) -> None:
         matrix = self._matrix(stage, loads)
         a, flat = self._operand(stage.a, stage.inner, stage.dtype), self.frame.flat
+        dtype = sum_type(stage.dtype)
         if flat:
-            text = (
-                f"tl.sum({convert(a, stage.dtype, DType.F32)}[:, None] * {convert(matrix, stage.dtype, DType.F32)}, 0)"
-            )
+            text = f"tl.sum({convert(a, stage.dtype, dtype)}[:, None] * {convert(matrix, stage.dtype, dtype)}, 0)"
         else:
             pair = f"{_flipped(matrix)}, {a}" if self.program.turned else f"{a}, {matrix}"
             text = f"tl.dot({pair}{self._precision(stage.dtype)})"
@@ -271,7 +271,7 @@ class _Printer:
         if level is Level.ROW:
             text = f"tl.sum({text})" if flat else f"tl.sum({text}, {self.frame.col_axis}, keep_dims=True)"
         name = self.namer.one(stage.dst)
-        self.values[stage.dst] = Value((name,), level, DType.F32)
+        self.values[stage.dst] = Value((name,), level, dtype)
         inside.assign(name, text)
 
     def _precision(self, dtype: DType) -> str:
@@ -330,9 +330,8 @@ class _Printer:
         name = self.sums[stage.acc] if started else self.namer.one(stage.acc)
         self.sums[stage.acc] = name
         if self.frame.flat:
-            product = (
-                f"{convert(left, stage.dtype, DType.F32)}[:, None] * {convert(right, stage.dtype, DType.F32)}[None, :]"
-            )
+            dtype = sum_type(stage.dtype)
+            product = f"{convert(left, stage.dtype, dtype)}[:, None] * {convert(right, stage.dtype, dtype)}[None, :]"
             inside.line(f"{name} += {product}" if started else f"{name} = {product}")
             return
         acc = f", {name}" * started
@@ -348,7 +347,7 @@ class _Printer:
         target, (chunk, *steps) = stage.target, stage.target.strides
         start = f"{self.grid.chunk} * {chunk}" if self.program.chunks > 1 and chunk else ""
         pointer, mask = self._block(target, (stage.rows, stage.cols), (steps[0], steps[1]), start)
-        value = convert(self.sums[stage.acc], DType.F32, self.program.param(target.buffer).dtype)
+        value = convert(self.sums[stage.acc], sum_type(stage.dtype), self.program.param(target.buffer).dtype)
         after.call("tl.store(", [pointer, value, *([f"mask={mask}"] if mask else [])])
 
 
