@@ -15,7 +15,9 @@ from torch import nn
 import megafuse
 from megafuse.api import engine_of
 from megafuse.compiler import KnownTiles, compile_call, reschedule
-from megafuse.compiler.variants import make_variants, subjects
+from megafuse.compiler.engine import dot_rule
+from megafuse.compiler.variants import ChainTile, KernelTiles, make_variants, subjects
+from megafuse.core.dtypes import DType
 from megafuse.core.errors import InputError
 from megafuse.runtime.device import live_device_spec
 from megafuse.runtime.plan_store import write_plan
@@ -41,7 +43,14 @@ def block():
     return RankMixerBlock(16, 256, 2).to("cuda", torch.bfloat16), x
 
 
-CASES = {"norm": norm, "block": block}
+def mlp(train):
+    torch.manual_seed(0)
+    layers = [layer for _ in range(3) for layer in (nn.Linear(128, 128, bias=False), nn.Softplus())]
+    x = torch.randn(4096, 128, device="cuda", dtype=torch.float16, requires_grad=train)
+    return nn.Sequential(*layers[:-1]).to("cuda", torch.float16).requires_grad_(train), x
+
+
+CASES = {"norm": norm, "block": block, "mlp": lambda: mlp(True), "mlp_forward": lambda: mlp(False)}
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -50,7 +59,7 @@ def tuned(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEGAFUSE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         fn, x = CASES[request.param]()
-        compiled = compile_call(fn, (x,), {}, live_device_spec())
+        compiled = compile_call(fn, (x,), {}, live_device_spec(), dots=dot_rule("library"))
         start = time.perf_counter()
         result = tune_step(compiled, seconds=SECONDS)
         yield request.param, fn, x, result, time.perf_counter() - start, compiled
@@ -64,6 +73,36 @@ def test_it_ends_in_time_with_a_result_for_every_kernel(tuned):
     assert known.missing(made) == [], result.stopped
     assert any(k.tried > 1 for k in result.kernels), [k.rejected for k in result.kernels]
     assert result.problems == ()
+
+
+def test_tiles_of_chains_are_measured(tuned):
+    """Several of each were run; the fp64 computation beside which results are judged was, too."""
+    name, *_, result, _, compiled = tuned
+    chains = [k for k in result.kernels if k.subject.chain is not None]
+    assert len(chains) == {"mlp": 2, "mlp_forward": 1}.get(name, 0)
+    for kernel in chains:
+        assert kernel.tried - sum(kernel.rejected.values()) > 3, kernel.rejected
+        assert not any("cannot be" in reason for reason in kernel.rejected), kernel.rejected
+        assert kernel.report is not None
+        assert kernel.report.registers > 0
+        _check_apart(compiled, kernel)
+
+
+def _check_apart(compiled, kernel):
+    """The winner, and a plain other tile, agree with the heuristic; a kernel that reads other numbers does not."""
+    bench = Bench(torch.device("cuda", torch.cuda.current_device()), "triton", event_timer)
+    plain = ChainTile(64, 64, 4) if not kernel.subject.chain.sums else ChainTile(32, 64, 8)
+    before = make_variants(compiled, {}, [kernel.subject.key], "triton")[kernel.subject.key]
+    given = bench.given(before)
+    for tiles in (kernel.tiles, KernelTiles((), plain.num_warps, plain)):
+        found = make_variants(compiled, {kernel.subject.key: tiles}, [kernel.subject.key], "triton")
+        assert bench.disagreement(found[kernel.subject.key], before, given) == "", tiles
+    other = {n: t * 1.02 for n, t in given.items()}
+    results, moved = bench.results(before, given), bench.results(before, other)
+    exact = bench._precise(before, given, DType.F64)
+    for name, value in results.items():
+        error = (value.double() - exact[name]).norm()
+        assert 10 * error < (moved[name].double() - exact[name]).norm(), name
 
 
 def test_no_kernel_is_slower_than_the_heuristic(tuned):

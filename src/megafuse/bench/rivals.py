@@ -20,7 +20,8 @@ from megafuse.core.errors import InputError
 Maker = Callable[[Case], Callable[..., Any]]
 MEGAFUSE = "megafuse"
 GRAPHED = "megafuse-graph"
-OURS = (MEGAFUSE, GRAPHED)
+TUNED = "megafuse-tuned"
+OURS = (MEGAFUSE, GRAPHED, TUNED)
 EAGER = "eager"
 
 
@@ -69,10 +70,10 @@ def _compiled(mode: str | None) -> Maker:
     return make
 
 
-def _megafuse(case: Case, cuda_graph: bool = False) -> Callable[..., Any]:
+def _megafuse(case: Case, cuda_graph: bool = False, tune: bool | None = None) -> Callable[..., Any]:
     device = next(case.module.parameters()).device.type
-    target = "cuda" if device == "cuda" else "interpret"
-    return fuse(case.module, *case.args, target=target, dots=case.dots, cuda_graph=cuda_graph, **case.kwargs)
+    options: dict[str, Any] = {"target": "cuda" if device == "cuda" else "interpret", "dots": case.dots}
+    return fuse(case.module, *case.args, **options, cuda_graph=cuda_graph, tune=tune, **case.kwargs)
 
 
 MAKERS: dict[str, Maker] = {
@@ -81,6 +82,7 @@ MAKERS: dict[str, Maker] = {
     "max-autotune": _compiled("max-autotune-no-cudagraphs"),
     MEGAFUSE: _megafuse,
     GRAPHED: partial(_megafuse, cuda_graph=True),
+    TUNED: partial(_megafuse, tune=True),
 }
 
 

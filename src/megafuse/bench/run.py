@@ -27,7 +27,8 @@ Measure = Callable[[Mapping[str, Any], Settings], CaseResult]
 
 def add_common_options(parser: argparse.ArgumentParser, *, rivals: str, what: str) -> None:
     """Options that every benchmark takes."""
-    parser.add_argument("--rivals", default=rivals, help=f"of {', '.join(MAKERS)}; max-autotune compiles for minutes")
+    slow = "max-autotune compiles for minutes, megafuse-tuned measures tiles first"
+    parser.add_argument("--rivals", default=rivals, help=f"of {', '.join(MAKERS)}; {slow}")
     parser.add_argument("--what", default=what, help=f"sections, of {', '.join(SECTIONS)}")
     parser.add_argument("--dots", default="library", help="library, or auto: generated products where predicted faster")
     parser.add_argument("--check", choices=("auto", "quick", "full"), default="auto", help="depth of validation")

@@ -73,7 +73,9 @@ def _row(entry: Entry) -> tuple[str, ...]:
 
 
 def tile_text(entry: Entry) -> str:
-    """Rows by columns of each phase, rows of a chunk, warps and pipeline stages."""
+    """Rows by columns of each phase (of a chain: rows and how they are held), rows of a chunk, warps and stages."""
+    if entry.tiles and "held" in entry.tiles[0]:
+        return _chain_text(entry.tiles[0], entry.num_warps)
     phases = [f"{_rows(t)} x {'+'.join(map(str, t['pieces']))}{_chunk(t)}" for t in entry.tiles]
     stages = max((t["num_stages"] for t in entry.tiles), default=1)
     return f"{'; '.join(phases)}, {entry.num_warps} warps" + (f", {stages} stages" if stages > 1 else "")
@@ -81,6 +83,14 @@ def tile_text(entry: Entry) -> str:
 
 def _rows(tile: Any) -> str:
     return f"{tile['abreast']} abreast" if tile["abreast"] > 1 else str(tile["row_tile"])
+
+
+def _chain_text(tile: Any, warps: int) -> str:
+    walk = f" in {tile['rows_per_chunk']}" * (tile["rows_per_chunk"] > tile["rows"])
+    form = ", columns first" * tile["turned"] + ", next rows early" * tile["early"]
+    stages = f", {tile['num_stages']} stages" * (tile["num_stages"] > 1)
+    held = "kept" if tile["held"] else "read again"
+    return f"{tile['rows']} rows{walk}{form}, matrices {held}, {warps} warps{stages}"
 
 
 def _chunk(tile: Any) -> str:

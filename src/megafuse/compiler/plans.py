@@ -18,10 +18,12 @@ from megafuse.compiler.driver import Compiled, reschedule
 from megafuse.core.device import DeviceSpec
 from megafuse.core.errors import InputError
 from megafuse.runtime.plan_store import Entry, PlanFile, drop_entry, read_entry, read_plan, say
+from megafuse.schedule.chain_tile import ChainTile
 from megafuse.schedule.types import KernelTiles, Tile
 
 HEURISTIC_ENV = ("MEGAFUSE_FAST_AUTOTUNE", "MLP_FAST_AUTOTUNE")
 PLAN_ENV, REQUIRE_ENV = "MEGAFUSE_PLAN", "MEGAFUSE_REQUIRE_PLAN"
+CHAIN_SIZES, CHAIN_FLAGS = ("rows", "rows_per_chunk", "num_stages"), ("held", "turned", "early")  # of an entry
 INTERPRETER = "interpreter"  # the device under which measurements of interpreted kernels would be kept
 
 # measures on a device what is not known of a compilation's kernels, and keeps it
@@ -125,7 +127,9 @@ def with_measured(compiled: Compiled, entries: Mapping[str, Entry]) -> Compiled:
 
 
 def tiles_as_data(tiles: KernelTiles) -> tuple[dict[str, Any], ...]:
-    """What an entry holds of the tiles."""
+    """What an entry holds of the tiles: one object for each phase, or one for a chain."""
+    if tiles.chain is not None:
+        return ({name: getattr(tiles.chain, name) for name in (*CHAIN_SIZES, *CHAIN_FLAGS)},)
     return tuple(
         {
             "row_tile": t.row_tile,
@@ -147,6 +151,8 @@ def tiles_of(entry: Entry) -> KernelTiles:
     Raises:
         ValueError: it holds no tiles.
     """
+    if len(entry.tiles) == 1 and CHAIN_SIZES[0] in entry.tiles[0]:
+        return KernelTiles((), entry.num_warps, _chain_tile(entry.tiles[0], entry.num_warps))
     return KernelTiles(tuple(_tile(t, entry.num_warps) for t in entry.tiles), entry.num_warps)
 
 
@@ -160,6 +166,16 @@ def _tile(data: Mapping[str, Any], warps: int) -> Tile:
     if not _whole([*sizes.values(), *pieces, warps]) or not all(isinstance(f, bool) for f in flags.values()):
         raise ValueError(f"a tile of {dict(data)!r}")
     return Tile(pieces=pieces, num_warps=warps, why="measured", **sizes, **flags)
+
+
+def _chain_tile(data: Mapping[str, Any], warps: int) -> ChainTile:
+    try:
+        sizes, flags = {n: data[n] for n in CHAIN_SIZES}, {n: data[n] for n in CHAIN_FLAGS}
+    except KeyError as error:
+        raise ValueError(f"a tile without {error}") from error
+    if not _whole([*sizes.values(), warps]) or not all(isinstance(f, bool) for f in flags.values()):
+        raise ValueError(f"a tile of {dict(data)!r}")
+    return ChainTile(num_warps=warps, why="measured", **sizes, **flags)
 
 
 def _whole(values: Iterable[Any]) -> bool:

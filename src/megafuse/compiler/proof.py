@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from megafuse.codegen.chain_program import ChainProgram, Product
+from megafuse.codegen.chain_program import ChainProgram
 from megafuse.codegen.program import Param
 from megafuse.compiler.driver import PRINTERS, Compiled
 from megafuse.core.device import DeviceSpec
@@ -86,8 +86,7 @@ def drawn_buffers(program: ChainProgram, *, signed: bool = True) -> dict[str, Te
     Matrices have both signs and are scaled so that products are about as large as their rows; other numbers are
     positive unless ``signed``. Integers are 0, a place in any table.
     """
-    inner = {s.matrix.buffer: s.inner for s in program.stages if isinstance(s, Product)}
-    return {p.name: _drawn(p, signed, inner.get(p.name, 0)) for p in program.params}
+    return {p.name: _drawn(p, signed, program.inner.get(p.name, 0)) for p in program.params}
 
 
 def _drawn(param: Param, signed: bool, inner: int) -> Tensor:

@@ -112,16 +112,22 @@ def widths_of(chain: Chain) -> tuple[int, ...]:
 def turned(chain: Chain, device: DeviceSpec) -> bool:
     """Whether its tiles are columns by rows: then operands serve products and sums over the rows alike.
 
-    Without sums, where tiles have few rows: columns fill the matrix units. Only with columns that fill those of all
-    warps, and the lines of shared memory: ptxas 12.8 loses parts of the addresses of operands whose lines differ in
-    width.
+    Without sums, where tiles have few rows: columns fill the matrix units.
+    """
+    sums = any(map(is_sum, chain.stages))
+    return can_turn(chain) and (sums or turned_rows(chain.rows, sums, device) < UNIT)
+
+
+def can_turn(chain: Chain) -> bool:
+    """Whether its tiles may be columns by rows.
+
+    Only with columns that fill the matrix units of all warps, and the lines of shared memory: ptxas 12.8 loses parts of
+    the addresses of operands whose lines differ in width.
     """
     if len(chain.dots) > MOST_TURNED or chain.dots[0].node.dtype is DType.F32:
         return False
     edges = [block(n) for n in widths_of(chain)]
-    fills = min(edges) >= UNIT and max(edges) <= 2 * UNIT
-    sums = any(map(is_sum, chain.stages))
-    return fills and (sums or turned_rows(chain.rows, sums, device) < UNIT)
+    return min(edges) >= UNIT and max(edges) <= 2 * UNIT
 
 
 def turned_rows(rows: int, sums: bool, device: DeviceSpec) -> int:

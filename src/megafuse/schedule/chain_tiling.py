@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from megafuse.core.device import DeviceSpec
 from megafuse.core.dtypes import DType
 from megafuse.core.sizes import ceil_div
-from megafuse.ir.chain import block, turned_rows
-from megafuse.schedule.types import ChainTile
+from megafuse.ir.chain import UNIT, block, turned_rows
+from megafuse.schedule.chain_tile import ChainRules, ChainTile
 
 MOST_BY_FOUR = 64 * 64  # elements of a matrix or a sum that four warps hold without matrix units
 OWN = 1024  # bytes of shared memory that each program takes for itself
@@ -22,7 +22,7 @@ class ChainRequest:
 
     ``widths`` of the row values; ``matrices``: (K, N) of each matrix that is loaded; ``sums``: of each sum over rows,
     (1, N) for a sum of rows themselves. ``plain``: fp32 products without matrix units. ``loaded``: bytes of
-    each row that come from memory. ``turned``: tiles are columns by rows.
+    each row that come from memory. ``turned``: tiles are columns by rows; ``turns``: they could be.
     """
 
     rows: int
@@ -33,6 +33,7 @@ class ChainRequest:
     plain: bool
     loaded: int = 0
     turned: bool = False
+    turns: bool = False
 
 
 def choose_chain_tile(request: ChainRequest, device: DeviceSpec) -> ChainTile:
@@ -51,6 +52,21 @@ def choose_chain_tile(request: ChainRequest, device: DeviceSpec) -> ChainTile:
         turned=request.turned,
         early=walks > 1 and not request.plain and _early_registers(request, rows, warps) <= EARLY_REGISTERS,
         why=f"{tiles} tiles, {walks} a program; {held // 1024} KiB of matrices {'kept' if keeps else 'read per tile'}",
+    )
+
+
+def chain_rules(request: ChainRequest, heuristic: ChainTile, device: DeviceSpec) -> ChainRules:
+    """What any tile of the chain must satisfy; whether sums are split stays as it is."""
+    return ChainRules(
+        rows=request.rows,
+        width=max(map(block, request.widths)),
+        sums=bool(request.sums),
+        split=request.rows > heuristic.rows_per_chunk,
+        plain=request.plain,
+        turns=request.turns,
+        narrow=device.narrow_tiles,
+        unit=UNIT,
+        sms=device.sms,
     )
 
 

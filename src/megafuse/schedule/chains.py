@@ -15,6 +15,7 @@ from megafuse.ir.chain import (
     RowNest,
     Stage,
     block,
+    can_turn,
     chain_traces,
     external_loads,
     external_reads,
@@ -27,10 +28,13 @@ from megafuse.ir.index import Affine, Axis, axis_index, combine
 from megafuse.ir.nest import Anchor, Nest, Root, Space
 from megafuse.ir.trace import Inst, Trace
 from megafuse.ir.views import memory_of
-from megafuse.schedule.chain_tiling import ChainRequest, choose_chain_tile
+from megafuse.schedule.chain_tile import ChainRules, ChainTile
+from megafuse.schedule.chain_tiling import ChainRequest, chain_rules, choose_chain_tile
+from megafuse.schedule.choice import Known
+from megafuse.schedule.identity import chain_key
 from megafuse.schedule.kernel_plan import ChainDotPlan, ChainPlan, KernelPlan, PhasePlan
 from megafuse.schedule.partials import Partial, dot_partial, make_partial
-from megafuse.schedule.types import ChainTile, Tile
+from megafuse.schedule.types import KernelTiles, Tile
 
 Strides = Callable[[Node], tuple[int, ...]]
 
@@ -38,15 +42,23 @@ Strides = Callable[[Node], tuple[int, ...]]
 class ChainMaker:
     """Turns the chains of a cover into kernel plans."""
 
-    def __init__(self, cover: Cover, device: DeviceSpec, strides: Strides) -> None:
+    def __init__(
+        self, cover: Cover, device: DeviceSpec, strides: Strides, known: Known, problems: list[tuple[str, str]]
+    ) -> None:
+        """``problems`` takes keys of chains and why their known tiles were not taken."""
         self.cover, self.device, self.strides = cover, device, strides
+        self.known, self.problems = known, problems
 
     def plan(
         self, chain: Chain, read_by: Mapping[Node, Collection[object]], uids: Iterator[int]
     ) -> tuple[KernelPlan, dict[Node, Partial]]:
         """The kernel of a chain, and the partial sums that it leaves. ``read_by``: who reads each value in memory."""
-        tile = choose_chain_tile(self._request(chain), self.device)
-        making = _Making(self, chain, tile, read_by, uids)
+        request, traces = self._request(chain), chain_traces(chain, self.cover.materialised)
+        heuristic = choose_chain_tile(request, self.device)
+        rules = chain_rules(request, heuristic, self.device)
+        key = self._key(chain, traces, read_by)
+        tile = self._taken(key, heuristic, rules)
+        making = _Making(self, chain, tile, traces, read_by, uids)
         making.run()
         stored = dict.fromkeys(n for p in making.phases for _, n, _ in p.stores)
         sums = dict.fromkeys(s.sums for s in making.stages if isinstance(s, ChainDotPlan) and s.sums is not None)
@@ -55,12 +67,29 @@ class ChainMaker:
             rows=chain.rows,
             stages=tuple(making.stages),
             tile=tile,
+            rules=rules,
             reads=external_reads(chain, self.cover.materialised),
             writes=(*stored, *sums),
             owned=owned,
         )
-        plan = KernelPlan(tuple(making.phases), tile.num_warps, chain.forward, "", chain=part)
+        plan = KernelPlan(tuple(making.phases), tile.num_warps, chain.forward, key, chain=part)
         return plan, making.partials
+
+    def _key(self, chain: Chain, traces: Mapping[Nest, Trace], read_by: Mapping[Node, Collection[object]]) -> str:
+        return chain_key(
+            chain, traces, self.strides, self.cover.materialised, lambda node: is_stored(node, chain, read_by)
+        )
+
+    def _taken(self, key: str, heuristic: ChainTile, rules: ChainRules) -> ChainTile:
+        """The tile that is known for a chain if it is legal here, else the heuristic's."""
+        forced: KernelTiles | None = self.known(key)
+        if forced is None:
+            return heuristic
+        problem = rules.problem(forced.chain) if forced.chain is not None else "they are not of a chain"
+        if problem or forced.chain is None:
+            self.problems.append((key, problem))
+            return heuristic
+        return forced.chain
 
     def _request(self, chain: Chain) -> ChainRequest:
         dtype = chain.dots[0].node.dtype
@@ -81,7 +110,13 @@ class ChainMaker:
             plain=dtype is DType.F32,
             loaded=sum(loaded.values()),
             turned=turned(chain, self.device),
+            turns=can_turn(chain),
         )
+
+
+def is_stored(node: Node, chain: Chain, read_by: Mapping[Node, Collection[object]]) -> bool:
+    """Whether a chain writes what it makes to memory; ``read_by``: who reads each value there."""
+    return bool(read_by.get(node)) and node not in chain.again
 
 
 def _edges(stage: Stage) -> tuple[int, int]:
@@ -98,6 +133,7 @@ class _Making:
     maker: ChainMaker
     chain: Chain
     tile: ChainTile
+    traces: Mapping[Nest, Trace]
     read_by: Mapping[Node, Collection[object]]
     uids: Iterator[int]
     phases: list[PhasePlan] = field(default_factory=list)
@@ -106,7 +142,6 @@ class _Making:
 
     def run(self) -> None:
         """All stages in order."""
-        self.traces = chain_traces(self.chain, self.maker.cover.materialised)
         self.chunks = ceil_div(self.chain.rows, self.tile.rows_per_chunk)
         for stage in self.chain.stages:
             if isinstance(stage, RowNest):
@@ -121,7 +156,7 @@ class _Making:
                 self.stages.append(ChainDotPlan(stage.node, operands, self._sums(stage.node)))
 
     def _stored(self, node: Node) -> bool:
-        return bool(self.read_by.get(node)) and node not in self.chain.again
+        return is_stored(node, self.chain, self.read_by)
 
     def _phase(self, nest: Nest, stores: tuple[tuple[Root, Node, Affine], ...], trace: Trace | None = None) -> int:
         """Add a phase; its position."""

@@ -10,7 +10,8 @@ from megafuse.ir.index import Affine, Axis, Guard
 from megafuse.ir.nest import Root
 from megafuse.ir.trace import Trace
 from megafuse.ir.traffic import bytes_of
-from megafuse.schedule.types import ChainTile, DotTile, Tile, TileRules
+from megafuse.schedule.chain_tile import ChainRules, ChainTile
+from megafuse.schedule.types import DotTile, Tile, TileRules
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class ChainPlan:
     rows: int
     stages: tuple[int | ChainDotPlan, ...]
     tile: ChainTile
+    rules: ChainRules
     reads: tuple[Node, ...]
     writes: tuple[Node, ...]
     owned: frozenset[Node]  # the dots that no other kernel and no library call computes

@@ -41,7 +41,7 @@ class KernelMaker:
         self.uids = itertools.count(max((n.uid for n in cover.graph.nodes), default=0) + 1, 2)
         self.absorbed: set[int] = set()
         self.traces = [trace_nest(nest, cover.materialised) for nest in cover.nests]
-        self.chains = ChainMaker(cover, device, self.strides)
+        self.chains = ChainMaker(cover, device, self.strides, known, self.problems)
         self.read_by = self._readers()
 
     def run(self) -> list[KernelPlan]:
@@ -49,7 +49,7 @@ class KernelMaker:
         out: list[KernelPlan] = []
         for chain in self.cover.chains:
             plan, partials = self.chains.plan(chain, self.read_by, self.uids)
-            out += [plan, *self._finishers(-1, partials, chain.forward, "")]
+            out += [plan, *self._finishers(-1, partials, chain.forward, plan.key)]
         for number, group in enumerate(self.cover.groups):
             if number not in self.absorbed:
                 out.extend(self._group(number, group))

@@ -160,7 +160,7 @@ class _StepBuilder:
 
     def _chain(self, plan: ChainPlan) -> ChainPart:
         stages = tuple(s if isinstance(s, int) else self._chain_dot(s) for s in plan.stages)
-        return ChainPart(plan.rows, stages, plan.tile)
+        return ChainPart(plan.rows, stages, plan.tile, plan.rules)
 
     def _chain_dot(self, plan: ChainDotPlan) -> ChainDot:
         if plan.sums is None:

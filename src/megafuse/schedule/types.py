@@ -11,6 +11,7 @@ from megafuse.ir.graph import Node
 from megafuse.ir.index import Affine, Axis, Guard
 from megafuse.ir.nest import Root
 from megafuse.ir.trace import Trace
+from megafuse.schedule.chain_tile import MOST_PER_THREAD, MOST_STAGES, MOST_WARPS, ChainRules, ChainTile
 
 
 @dataclass(frozen=True)
@@ -113,33 +114,18 @@ class DotTile:
 
 
 @dataclass(frozen=True)
-class ChainTile:
-    """Sizes of a chain: ``rows`` at a time, ``rows_per_chunk`` a program. ``why`` says how they were chosen.
-
-    ``held``: matrices are loaded once, before the walk over the rows; else once for each row tile. ``turned``: tiles
-    are blocks of columns by rows. ``early``: the rows of the next tile are loaded before the present one is worked on.
-    """
-
-    rows: int
-    rows_per_chunk: int
-    num_warps: int
-    num_stages: int = 1
-    held: bool = True
-    turned: bool = False
-    early: bool = False
-    why: str = ""
-
-
-@dataclass(frozen=True)
 class KernelTiles:
-    """The tiles of all phases of a kernel, and its warps, as something other than the heuristic chose them."""
+    """The tiles of all phases of a kernel, and its warps, as something other than the heuristic chose them.
+
+    Of a chain, whose phases share one tile, ``chain`` alone.
+    """
 
     tiles: tuple[Tile, ...]
     num_warps: int
+    chain: ChainTile | None = None
 
 
-MOST_WARPS, MOST_STAGES, MOST_ABREAST = 16, 4, 4
-MOST_PER_THREAD = 256  # elements of one tile value
+MOST_ABREAST = 4
 
 
 @dataclass(frozen=True)
@@ -289,6 +275,7 @@ class ChainPart:
     rows: int
     stages: tuple[int | ChainDot, ...]
     tile: ChainTile
+    rules: ChainRules
 
 
 @dataclass(frozen=True)

@@ -138,6 +138,7 @@ class Bench:
         """Numbers of a size between 1/2 and 3/2, small integers, coin tosses; drawn from the place's name.
 
         None is near 0, where a quotient or a root would put one result far above all others and hide their errors.
+        Matrices of chains have both signs, and products with them are about as large as what they multiply.
         """
         tensor = self._empty(place)
         generator = torch.Generator(self.device).manual_seed(zlib.crc32(place.name.encode()))
@@ -145,7 +146,8 @@ class Bench:
         if place.dtype is DType.BOOL:
             memory.copy_(torch.randint(0, 2, memory.shape, generator=generator, device=self.device))
         elif tensor.is_floating_point():
-            draw_away_from_zero(memory, generator, signed=signed)
+            draw_away_from_zero(memory, generator, signed=signed or place.inner > 0)
+            memory.mul_(place.inner**-0.5 if place.inner else 1.0)
         else:
             memory.random_(0, 3, generator=generator)
         return tensor

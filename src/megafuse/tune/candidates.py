@@ -13,6 +13,7 @@ from typing import Any
 
 from megafuse.compiler.variants import KernelTiles, Subject, Tile, TileRules, pieces_of_accesses
 from megafuse.core.sizes import typical
+from megafuse.tune.chain_candidates import chain_tiles
 
 MOST = {"coarse": 9, "factors": 14, "refine": 6}  # candidates of a round
 ROUNDS = tuple(MOST)
@@ -39,15 +40,27 @@ def candidates(
 
     ``times``: seconds of what was tried so far, infinite where it failed. ``best``: the fastest of them.
     """
-    makers = {"coarse": _coarse, "factors": _factors, "refine": _refine}
     made: dict[KernelTiles, None] = {}
-    for moves in makers[round_name](subject, best, times):
-        tiles = changed(best, moves, subject.rules)
-        if tiles is not None and tiles not in times and tiles not in made and legal(tiles, subject.rules):
+    for tiles in _options(subject, round_name, best, times):
+        if tiles not in times:
             made[tiles] = None
         if len(made) == MOST[round_name]:
             break
     return list(made)
+
+
+def _options(
+    subject: Subject, round_name: str, best: KernelTiles, times: Mapping[KernelTiles, float]
+) -> Iterator[KernelTiles]:
+    """Legal tiles for a round, the most promising first."""
+    if subject.chain is not None:
+        yield from chain_tiles(subject.chain, round_name, best, times)
+        return
+    makers = {"coarse": _coarse, "factors": _factors, "refine": _refine}
+    for moves in makers[round_name](subject, best, times):
+        tiles = changed(best, moves, subject.rules)
+        if tiles is not None and legal(tiles, subject.rules):
+            yield tiles
 
 
 def legal(tiles: KernelTiles, rules: Sequence[TileRules]) -> bool:

@@ -200,7 +200,7 @@ class Search:
 
     def _time_one(self, state: State, tiles: KernelTiles, given: Mapping[str, Tensor]) -> None:
         variant = state.variants[tiles]
-        reason = "" if tiles == state.subject.tiles else self._misfit(variant)
+        reason = "" if tiles == state.subject.tiles else self._misfit(variant, state.heuristic)
         if reason:
             state.reject(tiles, reason)
             return
@@ -227,14 +227,17 @@ class Search:
             found = self.compile_(list(new.values()), left)
             self.reports |= {r.digest: r for r in found}
 
-    def _misfit(self, variant: Variant) -> str:
+    def _misfit(self, variant: Variant, heuristic: Variant) -> str:
+        """Why a variant is not to be run; it may spill as much as the heuristic's."""
         if self.compile_ is None:
             return ""
-        for source in variant.sources:
+        own = self.reports.get(heuristic.sources[0].digest)
+        for number, source in enumerate(variant.sources):
             report = self.reports.get(source.digest)
+            spills = own.spills if own is not None and number == 0 else 0
             if report is None:
                 return "out of time before it was compiled"
-            if why := misfit(report, source.num_warps, self.device):
+            if why := misfit(report, source.num_warps, self.device, spills):
                 return why
         return ""
 
