@@ -26,6 +26,7 @@ FIRST_SAMPLES, SAMPLES = 4, 15
 HOPELESS = 1.2  # times the best, after the first samples: not worth more
 MARGIN = 0.99  # of the heuristic's time, which a winner must beat when both are timed again
 MINOR = 0.01  # share of the step's time below which a kernel gets no more than the first round
+COMPILE_SHARE = 0.6  # of the time left, at most: what is compiled by then is still timed
 AT_LIMIT = 0.97  # share of the copy rate at which nothing is left to win
 
 Compile = Callable[[Sequence[KernelSource], float], list[CompileReport]]
@@ -224,7 +225,7 @@ class Search:
         self.say(f"{name}: compiling {len(new)} kernels", 0, len(new))
         left = self.deadline - time.monotonic()
         if new and left > 0:
-            found = self.compile_(list(new.values()), left)
+            found = self.compile_(list(new.values()), COMPILE_SHARE * left)
             self.reports |= {r.digest: r for r in found}
 
     def _misfit(self, variant: Variant, heuristic: Variant) -> str:
