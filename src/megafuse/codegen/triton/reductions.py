@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 from megafuse.codegen.program import ColReduce, Level, Load, RowReduce
 from megafuse.codegen.triton.frame import Frame
@@ -174,16 +175,19 @@ class Running:
     """A reduction whose partial results live in tiles across the iterations of a loop.
 
     Over columns (``RowReduce``) the tiles are summed up along these when the loop is done, over rows along those.
+    ``at_once``: each tile is reduced over its rows when it is there, and what lives on is a single row.
     """
 
-    def __init__(self, body: Body, node: RowReduce | ColReduce) -> None:
-        self.body, self.node, self.rows = body, node, isinstance(node, ColReduce)
+    def __init__(self, body: Body, node: RowReduce | ColReduce, at_once: bool = False) -> None:
+        self.body, self.node, self.rows, self.at_once = body, node, isinstance(node, ColReduce), at_once
         self.names: tuple[str, ...] = ()
 
     @property
     def _level(self) -> Level:
         """Level of the partial results: all that the source varies in, and the direction of the loop."""
         level = self.node.src_level
+        if self.at_once:
+            return Level.COL if has_cols(level) else Level.SCALAR
         tall = has_rows(level) or self.rows
         broad = has_cols(level) or not self.rows
         return Level.TILE if tall and broad else Level.ROW if tall else Level.COL
@@ -204,7 +208,11 @@ class Running:
     def step(self, src: str) -> None:
         """Write the update by a tile, inside the loop."""
         for piece, name in enumerate(self.names):
-            text = tile_values(self.body, src, self.node.fn, self.node.dtype, piece, self.rows)
+            if self.at_once:
+                assert isinstance(self.node, ColReduce)
+                text = _over_rows(self.body, self.node, _rows_of_tile(self.body, replace(self.node, src=src), piece))
+            else:
+                text = tile_values(self.body, src, self.node.fn, self.node.dtype, piece, self.rows)
             symbol = {"sum": "+", "prod": "*"}.get(self.node.fn)
             line = f"{name} {symbol}= {text}" if symbol else f"{name} = {combine(self.node.fn, name, text)}"
             self.body.writer.line(line)
@@ -213,7 +221,7 @@ class Running:
         """Write the final reduction of the tiles, after the loop."""
         node = self.node
         if isinstance(node, ColReduce):
-            finish_columns(self.body, node, self.names)
+            finish_columns(self.body, node, self.names, summed=self.at_once)
             return
         level = result_level(node)
         name = self.body.define(node.dst, level, node.dtype).names[0]
@@ -224,24 +232,30 @@ class Running:
 def col_reduce(body: Body, node: ColReduce) -> None:
     """A reduction over the rows of the only tile."""
     pieces = range(len(body.frame.pieces) if has_cols(node.src_level) else 1)
+    finish_columns(body, node, tuple(_rows_of_tile(body, node, piece) for piece in pieces))
+
+
+def _rows_of_tile(body: Body, node: ColReduce, piece: int) -> str:
+    """What a reduction over rows takes, with all rows of the tile."""
     level = Level.TILE if has_cols(node.src_level) else Level.ROW
-    texts = []
-    for piece in pieces:
-        text = tile_values(body, node.src, node.fn, node.dtype, piece, rows=True)
-        shaped = body.values[node.src].level is level or text.startswith("tl.where")
-        texts.append(body.frame.fit(text, shaped, level, piece))
-    finish_columns(body, node, tuple(texts))
+    text = tile_values(body, node.src, node.fn, node.dtype, piece, rows=True)
+    shaped = body.values[node.src].level is level or text.startswith("tl.where")
+    return body.frame.fit(text, shaped, level, piece)
 
 
-def finish_columns(body: Body, node: ColReduce, tiles: tuple[str, ...]) -> None:
-    """Reduce tiles over their rows and store the result."""
+def _over_rows(body: Body, node: ColReduce, tile: str) -> str:
+    """A tile reduced over its rows."""
     frame = body.frame
-    wide = has_cols(node.src_level)
-    level = Level.COL if wide else Level.SCALAR
+    return tile if frame.flat else reduced(node.fn, tile, frame.row_axis if has_cols(node.src_level) else None)
+
+
+def finish_columns(body: Body, node: ColReduce, tiles: tuple[str, ...], summed: bool = False) -> None:
+    """Reduce tiles over their rows, unless they are ``summed`` already, and store the result."""
+    frame = body.frame
+    level = Level.COL if has_cols(node.src_level) else Level.SCALAR
     names = body.define(f"{node.acc}_total", level, node.dtype).names
     for piece, (name, tile) in enumerate(zip(names, tiles, strict=True)):
-        text = tile if frame.flat else reduced(node.fn, tile, frame.row_axis if wide else None)
-        body.writer.assign(name, final(text, node.dtype))
+        body.writer.assign(name, final(tile if summed else _over_rows(body, node, tile), node.dtype))
         args = [
             frame.pointer(node.buffer, node.index, level, piece),
             convert(name, node.dtype, node.store_dtype),
