@@ -13,6 +13,7 @@ _ERRORS = (
 # public name -> module that has it; loaded on first use, so that `import megafuse` does not load PyTorch
 _HOMES = {
     "NotFusedWarning": "megafuse.api",
+    "TuningWarning": "megafuse.runtime.plan_store",
     "check": "megafuse.api",
     "fuse": "megafuse.api",
     "Explanation": "megafuse.explanation",
@@ -31,6 +32,7 @@ __all__ = [
     "MegafuseError",
     "NotFusedWarning",
     "TargetError",
+    "TuningWarning",
     "UnsupportedError",
     "VerifyError",
     "__version__",

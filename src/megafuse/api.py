@@ -144,12 +144,18 @@ def fuse(
         TargetError: the target is not available here.
     """
     if not callable(fn):
-        raise InputError(f"fuse() takes a module or a function, not {type(fn).__name__}")
+        raise InputError(
+            f"fuse() takes a module or a function, not {type(fn).__name__}",
+            hint="call it as fuse(module, *example_arguments)",
+        )
+    if isinstance(fn, type) and issubclass(fn, nn.Module):
+        raise InputError(f"fuse() got the class {fn.__name__}", hint=f"make a module of it first: {fn.__name__}(...)")
     original = getattr(fn, "__megafuse__", None)
     callee = original.original if original is not None else fn.forward if isinstance(fn, nn.Module) else fn
     options = Options(
         target, strict=strict, max_specializations=max_specializations, dots=dots, chains=chains, tune=tune,
-        plan=None if plan is None else os.fspath(plan), memory_budget=memory_budget, cuda_graph=cuda_graph,
+        plan=os.fspath(plan) if isinstance(plan, os.PathLike) else plan,
+        memory_budget=memory_budget, cuda_graph=cuda_graph,
     )  # fmt: skip
     engine = make_engine(callee, options)  # a module's hooks run around its forward
     try:

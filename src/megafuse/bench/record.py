@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -110,9 +111,9 @@ def begin(kind: str, settings: Mapping[str, Any]) -> Facts:
 
 
 def command_line(argv: Sequence[str]) -> str:
-    """What the user typed, without the folders of this machine."""
+    """What the user typed, quoted for a shell, without the folders of this machine."""
     name = Path(argv[0]).name
-    return " ".join([name, *argv[1:]] if name == "megafuse" else ["python", *argv])
+    return shlex.join([name, *argv[1:]] if name == "megafuse" else ["python", *argv])
 
 
 def git_commit(root: Path = ROOT) -> str:

@@ -74,6 +74,11 @@ class Options:
     cuda_graph: bool = False
 
     def __post_init__(self) -> None:
+        for name, kinds in _KINDS.items():
+            value = getattr(self, name)
+            if type(value) not in kinds:
+                allowed = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+                raise InputError(f"{name}={value!r} is of type {type(value).__name__}", hint=f"{name} takes {allowed}")
         if self.plan is not None and self.tune:
             raise InputError(
                 "tune=True and a plan are given", hint="a plan's tiles are taken as they are: leave one out"
@@ -85,6 +90,16 @@ class Options:
             raise InputError(f"memory_budget={self.memory_budget}", hint="give bytes, 0 or more")
         if self.max_specializations < 1:
             raise InputError(f"max_specializations={self.max_specializations}", hint="give 1 or more")
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("strict", "chains", "cuda_graph"), (bool,)),
+    "tune": (bool, type(None)),
+    "memory_budget": (int, type(None)),
+    "max_specializations": (int,),
+    **dict.fromkeys(("target", "dots"), (str,)),
+    "plan": (str, type(None)),
+}
 
 
 def dot_rule(dots: str, tf32: bool = False, chains: bool = True) -> DotRule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,12 @@ def _machine(record: Record, name: str) -> str:
         lines.append("Before the first case: " + ", ".join(state) + ".")
     if "bytes_per_s" in record.copy:
         lines.append(f"Copy bandwidth in this run: {record.copy['bytes_per_s'] / 1e12:.2f} TB/s.")
-    return "\n".join([*lines, f"Command: `{record.command}`"])
+    return "\n".join([*lines, f"Command: `{shell_command(record)}`"])
+
+
+def shell_command(record: Record) -> str:
+    """The record's command, quoted for a shell: earlier records hold it without quotes."""
+    return shlex.join(shlex.split(record.command))
 
 
 def kernel_sections(case: CaseResult) -> list[str]:

@@ -17,7 +17,7 @@ from megafuse.bench.mlp_table import mlp_tables
 from megafuse.bench.record import CaseResult, Record, RivalResult, read_record
 from megafuse.bench.table import number, ratio
 from megafuse.core.errors import InputError
-from megafuse.report.markdown import KERNEL_HEADINGS, kernel_rows, markdown_table
+from megafuse.report.markdown import KERNEL_HEADINGS, kernel_rows, markdown_table, shell_command
 
 MARK = re.compile(
     r"(<!-- table: (?!end -->)(?P<name>\S+)(?P<records>[^\n]*?) -->\n).*?(<!-- table: end -->)", re.DOTALL
@@ -121,7 +121,7 @@ def machines(paths: Sequence[Path]) -> str:
     """Where and how each record was measured, then the commands."""
     headings = ("record", "started", "commit", "GPU", "driver", "CUDA", "PyTorch", "Triton", "Python", "copy TB/s")
     records = {path.stem: read_record(path) for path in paths}
-    commands = "\n".join(record.command for record in records.values())
+    commands = "\n".join(shell_command(record) for record in records.values())
     rows = [_machine(name, record) for name, record in records.items()]
     return f"{markdown_table([headings, *rows])}\n\n```bash\n{commands}\n```"
 

@@ -167,17 +167,20 @@ def read_plan(path: Path) -> PlanFile:
     Raises:
         InputError: it is not there, or not a plan file of this format.
     """
-    hint = "write one by `megafuse tune --export FILE`"
+    hint = "write one on the GPU by `megafuse tune --module pkg.mod:factory --input ... --export FILE`"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        if data["kind"] != _KIND or data["format"] != FORMAT:
-            raise ValueError(f"kind {data['kind']!r}, format {data['format']!r}")
+        kind, written = (data.get("kind"), data.get("format")) if isinstance(data, dict) else (None, None)
+        if kind != _KIND:
+            raise ValueError(f"its field 'kind' is {kind!r}, not {_KIND!r}")
+        if written != FORMAT:
+            raise ValueError(f"it has format {written!r} of another release of megafuse")
         entries = {str(key): Entry.of(e) for key, e in data["kernels"].items()}
         return PlanFile(path, str(data["device"]), entries)
     except OSError as error:
         raise InputError(f"cannot read the plan {path}: {error}", hint=hint) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(f"{path} is no plan of format {FORMAT}: {error}", hint=hint) from error
+        raise InputError(f"{path} is no plan file of format {FORMAT}: {error}", hint=hint) from error
 
 
 def say(text: str) -> None:
