@@ -98,6 +98,9 @@ def test_differences_of_a_value_with_itself_are_no_differences(dtype: DType) -> 
         assert got is not None
         np.testing.assert_array_equal(got.astype(np.float64), [0, 0, 0, 0, np.nan, np.nan])
         assert not np.signbit(got[:4].astype(np.float64)).any()
+    product, turned = b.map("mul", x, y), b.map("mul", y, x)
+    for node in (b.map("sub", product, turned), b.map("add", b.map("neg", product), turned)):
+        assert simplified(b, node, x, y).attrs == Map("mul") and simplified(b, node, x, y).args[0].attrs == Map("abs")
     for node in (b.map("sub", x, y), b.map("add", x, x), b.map("sub", x, b.map("neg", x))):
         assert simplified(b, node, x, y).attrs == node.attrs
 

@@ -195,11 +195,10 @@ def test_thirty_layers() -> None:
     assert len(launches) == 1 and len(compiled.step.forward) <= 40
 
 
-def test_tiles_of_chains_are_no_subject_of_the_tuner() -> None:
+def test_tiles_of_chains_are_subjects_of_the_tuner() -> None:
     step = planned(*on_meta(lambda: mlp([64] * 4, True, nn.Softplus), 4096, 64)).step
     chains = {k.name for k in step.kernels if k.chain is not None}
-    assert chains and chains.isdisjoint(s.name for s in subjects(step))
-    assert len(subjects(step)) == len(step.kernels) - len(chains)
+    assert chains and chains == {s.name for s in subjects(step) if s.chain is not None}
 
 
 def test_chains_are_left_out_on_request() -> None:
@@ -333,3 +332,18 @@ def test_layers_of_one_column(rows: int, monkeypatch: pytest.MonkeyPatch) -> Non
     fused = megafuse.fuse(module, x, target="interpret")
     assert any(k.chain is not None for k in compiled_of(fused).step.kernels)
     check_few(module, x, fused=fused)
+
+
+def test_finishers_of_two_chains_share_a_launch() -> None:
+    towers = nn.ModuleList(mlp([64] * 4, False, nn.ReLU) for _ in range(2)).to("meta", torch.bfloat16)
+    xs = [torch.empty(2048, 64, device="meta", dtype=torch.bfloat16, requires_grad=True) for _ in towers]
+    both = compile_call(
+        lambda a, b, towers: (towers[0](a), towers[1](b)), (*xs, towers), {}, device_spec(90), dots=DotRule(chain=True)
+    )
+    one = planned(towers[0], xs[0])
+    chains = [sum(k.chain is not None for k in c.step.kernels) for c in (one, both)]
+    assert chains[1] == 2 * chains[0] > 0
+    assert len(both.step.kernels) == 2 * len(one.step.kernels) - 1
+    shared = [k for k in both.step.kernels if k.apart]
+    assert len(shared) == 1 and not shared[0].key
+    assert sorted(bool(k.key) for k in both.step.kernels if k.chain is not None) == [False, False, True, True]

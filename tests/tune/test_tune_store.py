@@ -278,14 +278,14 @@ def test_a_plan_is_taken_and_nothing_else(module, plan, monkeypatch):
     monkeypatch.setenv("MEGAFUSE_PLAN", str(path))
     monkeypatch.setenv("MEGAFUSE_REQUIRE_PLAN", "1")
     assert tiles_in(megafuse.fuse(fn, x, target="interpret")) == taken
-    with pytest.raises(InputError, match="has no entry for k0"):
+    with pytest.raises(InputError, match="has no usable entry for k0"):
         megafuse.fuse(fn, torch.randn(90, 96, requires_grad=True), target="interpret")
 
 
 def test_a_required_plan_without_a_file_means_the_cache(module, monkeypatch):
     fn, x = module
     monkeypatch.setenv("MEGAFUSE_REQUIRE_PLAN", "1")
-    with pytest.raises(InputError, match="the cache has no entry for k0"):
+    with pytest.raises(InputError, match="the cache has no usable entry for k0"):
         megafuse.fuse(fn, x, target="interpret")
     tune_for_interpreter(CASES["norms"]())
     megafuse.fuse(fn, x, target="interpret")
@@ -305,7 +305,7 @@ def test_a_file_that_is_no_plan_is_an_error(module, tmp_path, text):
     fn, x = module
     path = tmp_path / "bad.json"
     path.write_text(text)
-    with pytest.raises(InputError, match="is no plan of format"):
+    with pytest.raises(InputError, match="is no plan file of format"):
         megafuse.fuse(fn, x, target="interpret", plan=str(path))
     with pytest.raises(InputError, match="cannot read the plan"):
         megafuse.fuse(fn, x, target="interpret", plan=tmp_path / "none.json")
@@ -340,3 +340,37 @@ def test_a_tuner_is_called_once_for_what_is_missing():
         made = complete(reschedule(compiled, known), known, tuner, torch.device("cpu"))
         assert set(made.measured) == {k.key for k in made.step.kernels}
     assert len(called) == 1
+
+
+BAD_NUMBERS = [
+    *(("num_warps", v) for v in ("1e999", "4.7", '"4"', "true", "null")),
+    *(("seconds", v) for v in ("1" + "0" * 400, "null", "[]")),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), BAD_NUMBERS)
+def test_numbers_out_of_range_are_no_entry(name, value):
+    fields = {"key": '"k"', "name": '"n"', "tiles": "[]", "num_warps": "4", "seconds": "1", "heuristic_seconds": "1"}
+    text = ", ".join(f'"{k}": {v}' for k, v in {**fields, name: value, "facts": "{}"}.items())
+    with pytest.raises(ValueError, match="no entry"):
+        Entry.of(json.loads(f"{{{text}}}"))
+
+
+def test_a_tile_that_is_refused_counts_as_none(module, plan, monkeypatch):
+    """What is required must be what runs."""
+    fn, x = module
+    path, entries = plan
+    data = json.loads(path.read_text())
+    for kernel in data["kernels"].values():
+        kernel["tiles"][0]["row_tile"] = 3
+    path.write_text(json.dumps(data))
+    fused = megafuse.fuse(fn, x, target="interpret", plan=path)
+    (bound,) = engine_of(fused).bindings
+    assert bound.compiled is not None and bound.compiled.step.refused == set(entries_keys(entries))
+    monkeypatch.setenv("MEGAFUSE_REQUIRE_PLAN", "1")
+    with pytest.raises(InputError, match="has no usable entry"):
+        megafuse.fuse(fn, x, target="interpret", plan=path)
+
+
+def entries_keys(entries):
+    return [e.key for e in entries]

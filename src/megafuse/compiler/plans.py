@@ -69,8 +69,9 @@ class KnownTiles:
         return read_entry(key, self.device) if self.device else None
 
     def missing(self, compiled: Compiled) -> list[str]:
-        """Names of the kernels that have no entry."""
-        return [k.name for k in compiled.step.kernels if k.key and k.key not in self.found]
+        """Names of the kernels that have no entry, or one that is not legal for them."""
+        known = self.found.keys() - compiled.step.refused
+        return [k.name for k in compiled.step.kernels if k.key and k.key not in known]
 
 
 def find_known(device: DeviceSpec, target: str, *, tune: bool | None = None, plan: str | None = None) -> KnownTiles:
@@ -114,7 +115,7 @@ def complete(
     if known.required and missing:
         where = f"the plan {known.plan.path}" if known.plan else "the cache"
         raise InputError(
-            f"{REQUIRE_ENV}=1 is set, and {where} has no entry for {', '.join(missing)}",
+            f"{REQUIRE_ENV}=1 is set, and {where} has no usable entry for {', '.join(missing)}",
             hint="measure them by `megafuse tune --export FILE`, or unset the variable",
         )
     return with_measured(compiled, known.found)
@@ -122,7 +123,7 @@ def complete(
 
 def with_measured(compiled: Compiled, entries: Mapping[str, Entry]) -> Compiled:
     """``compiled`` with the measured time of each kernel that has one."""
-    measured = {k: e.seconds for k, e in entries.items() if e.seconds > 0}
+    measured = {k: e.seconds for k, e in entries.items() if e.seconds > 0 and k not in compiled.step.refused}
     return replace(compiled, measured=measured) if measured else compiled
 
 

@@ -100,7 +100,7 @@ def difference_with_itself(b: Builder, node: Node) -> Node | None:
     if not node.dtype.is_float or len(node.args) != 2:
         return None
     x, y = node.args
-    gone = _fn(node) == "sub" and x is y
+    gone = _fn(node) == "sub" and _equal(x, y)
     if _fn(node) == "add":
         x, y = (y, x) if _is_negation(x, y) else (x, y)
         gone = _is_negation(y, x)
@@ -109,7 +109,13 @@ def difference_with_itself(b: Builder, node: Node) -> Node | None:
 
 def _is_negation(node: Node, x: Node) -> bool:
     """True for -x."""
-    return isinstance(node.attrs, Map) and node.attrs.fn == "neg" and node.args[0] is x
+    return isinstance(node.attrs, Map) and node.attrs.fn == "neg" and _equal(node.args[0], x)
+
+
+def _equal(x: Node, y: Node) -> bool:
+    """The same value, or a product of the same two."""
+    product = isinstance(x.attrs, Map) and x.attrs.fn == "mul" and x.attrs == y.attrs and x.type == y.type
+    return x is y or (product and x.args == y.args[::-1])
 
 
 @rule(Map)

@@ -59,9 +59,11 @@ class Entry:
         try:
             tiles = tuple(dict(t) for t in data["tiles"])
             key, name, facts = str(data["key"]), str(data["name"]), dict(data["facts"])
-            times = float(data["seconds"]), float(data["heuristic_seconds"])
-            return cls(key, name, tiles, int(data["num_warps"]), *times, facts)
-        except (KeyError, TypeError, ValueError) as error:
+            times, warps = (float(data["seconds"]), float(data["heuristic_seconds"])), data["num_warps"]
+            if type(warps) is not int:
+                raise ValueError(f"num_warps {warps!r}")
+            return cls(key, name, tiles, warps, *times, facts)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"no entry: {type(error).__name__} {error}") from error
 
 

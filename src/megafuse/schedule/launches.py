@@ -31,7 +31,7 @@ def share_launches(works: Sequence[Work], device: DeviceSpec) -> list[Work]:
 
     ``works`` are in an order in which they can run; the result may be in none. A shared kernel has no key: its parts
     keep the tiles that they have alone. What adds up the partial sums of a kernel that has a key stays by itself, since
-    both are measured together.
+    both are measured together; but for chains, where a launch saved is worth more than tiles that may be measured.
     """
     small = [n for n, w in enumerate(works) if w.kernel is not None and is_small(w, w.kernel, device)]
     if len(small) < 2:
@@ -40,6 +40,8 @@ def share_launches(works: Sequence[Work], device: DeviceSpec) -> list[Work]:
     sharing.join(n for n in small if not _plan(works[n]).finishes)
     keys = sharing.keys()
     sharing.join(n for n in small if _plan(works[n]).finishes and _plan(works[n]).finishes not in keys)
+    chains = {w.kernel.key for w in works if w.kernel is not None and w.kernel.chain is not None}
+    sharing.join(n for n in small if _plan(works[n]).finishes in chains & keys)
     return sharing.joined()
 
 
@@ -124,7 +126,7 @@ class _Sharing:
 
     def joined(self) -> list[Work]:
         """One work for each group, in the place of its first, among those that remain."""
-        keys = self.keys()
+        keys = self.keys() - {_plan(self.works[n]).finishes for g in self.groups for n in g.numbers}
         made = {n: _on_its_own(self.works[n], keys) for n in self._alone()}
         made |= {g.numbers[0]: self._work(g) for g in self.groups}
         return [made[n] for n in sorted(made)]
@@ -138,7 +140,8 @@ class _Sharing:
 
 
 def _on_its_own(work: Work, keys: set[str]) -> Work:
-    """A finisher of sums whose kernel has lost its key is a kernel like others."""
-    if work.kernel is None or not work.kernel.finishes or work.kernel.finishes in keys:
+    """A kernel whose finishers are shared has no key, and what else finishes its sums is a kernel like others."""
+    if work.kernel is None:
         return work
-    return replace(work, kernel=replace(work.kernel, finishes=""))
+    key, finishes = (k if k in keys else "" for k in (work.kernel.key, work.kernel.finishes))
+    return replace(work, kernel=replace(work.kernel, key=key, finishes=finishes))

@@ -15,6 +15,7 @@ from megafuse.schedule.residency import short_run_axis, tile_loads
 from megafuse.schedule.tiling import MAX_PIECES, PIPELINE_BYTES, TileRequest, next_power_of_two
 from megafuse.schedule.types import Tile
 
+LEAST_ROWS = 8  # of a walk in which an odd row more costs little, and pairs leave a loop
 ABREAST = 2  # four rows were slower in all kernels measured
 BRANCHING = frozenset({"div", "sin", "cos", "tan", "fmod", "remainder", "floor_div", "lgamma", "digamma"})
 IN_ACCESS = 8  # elements of 16 bits; wider runs of 8-bit values are not worth more registers
@@ -80,7 +81,7 @@ def _abreast(request: TileRequest, tile: Tile, device: DeviceSpec) -> Tile:
     if not two_rows_fit(trace, request.fixed, elements, tile.num_warps, kept):
         return tile
     alone = tile.num_stages > 1 and programs_per_sm(elements, each, tile.num_warps, device) == 1
-    if request.by_rows and alone and loads <= PIPELINE_BYTES:
+    if request.by_rows and alone and loads <= PIPELINE_BYTES and tile.rows_per_chunk >= LEAST_ROWS:
         return replace(tile, abreast=ABREAST, rows_per_chunk=tile.rows_per_chunk + tile.rows_per_chunk % ABREAST)
     short = tile.num_stages == 1 and not tile.hoist and not request.by_rows and _short_runs(request)
     return replace(tile, abreast=ABREAST, rows_per_chunk=ABREAST) if short else tile

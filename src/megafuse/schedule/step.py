@@ -74,13 +74,14 @@ class _StepBuilder:
             saved=tuple(self.names[n] for n in saved),
             names=dict(self.names),
             notes=tuple(self._notes(schedules)),
+            refused=frozenset(key for key, _ in self.maker.problems),
         )
 
     def _notes(self, kernels: Sequence[KernelSchedule]) -> Iterator[str]:
         """What was known of kernels and not taken."""
         names = {k.key: k.name for k in kernels}
         for key, problem in dict.fromkeys(self.maker.problems):
-            yield f"the tiles kept for {names[key]} were not taken: {problem}"
+            yield f"the tiles kept for {names.get(key, 'a kernel')} were not taken: {problem}"
 
     def _outputs_of(self, forward: bool) -> set[Node]:
         nodes = self.graph.forward_outputs if forward else self.graph.gradients

@@ -130,9 +130,10 @@ def choose_tile(request: TileRequest, device: DeviceSpec) -> Tile:
     if any(i.kind == "reduce" for i in trace.insts):
         shape = _whole_rows(trace, along_rows, walked, request.whole_loop, loop_rows)
         if by_row and not along_rows and not request.whole_loop:
-            shape = _with_row_runs(trace, shape, walked)
+            shape = _with_row_runs(request, shape)
     else:
-        shape = _free_tile(space.num_cols, loop_rows, by_row, by_col, request.whole_loop)
+        square = by_row > 0 and not request.whole_loop
+        shape = _free_tile(space.num_cols, loop_rows, along_rows or square, request.whole_loop)
     rows = max(1, min(shape.rows, next_power_of_two(loop_rows)))
     elements = rows * sum(shape.pieces)
     each = per_element(trace, request.fixed, walked)
@@ -211,17 +212,20 @@ def _whole_rows(trace: Trace, along_rows: bool, looped: bool, whole_loop: bool, 
     return _Shape(rows, pieces, 0, False, "whole rows in registers")
 
 
-def _with_row_runs(trace: Trace, shape: _Shape, walked: bool) -> _Shape:
+def _with_row_runs(request: TileRequest, shape: _Shape) -> _Shape:
     """Tiles of as many rows as make a sector of memory, where a part of the accesses runs along the rows.
 
     Single rows would move a sector for each element of these; Triton turns tiles of several rows in shared memory.
-    Where registers hold fewer rows, a half or a quarter of a sector: neighbours find the rest of it in L2.
+    Where registers hold fewer rows, a half or a quarter of a sector: neighbours find the rest of it in L2. So it is
+    where a walk would lose its pipeline.
     """
+    trace, walked = request.trace, request.walked
     narrow = min((i.dtype.size for i in tile_loads(trace)), default=DType.F32.size)
     sector, width = SECTOR // narrow, sum(shape.pieces)
     most = 32 * MAX_WARPS * (most_registers(MAX_WARPS) - BASE_REGISTERS) / per_element(trace, (), walked)
-    fits = (rows for rows in (sector, sector // 2, sector // 4) if rows * width <= most)
-    rows = next(fits, 1)
+    fits = [rows for rows in (sector, sector // 2, sector // 4) if rows * width <= most]
+    flows = [rows for rows in fits if walked and _stages(trace, request.fixed, rows * width) > 1]
+    rows = next(iter(flows or fits), 1)
     if shape.rows >= rows or shape.col_block:
         return shape
     return replace(shape, rows=rows, why="whole rows in registers, as many as make runs of memory")
@@ -251,15 +255,15 @@ def _open_rows(trace: Trace, along_rows: bool, loop_rows: int) -> _Shape:
     return _Shape(rows, (max(16, block // rows),), max(16, block // rows), False, "an open number of columns")
 
 
-def _free_tile(all_cols: int, loop_rows: int, by_row: int, by_col: int, whole_loop: bool) -> _Shape:
+def _free_tile(all_cols: int, loop_rows: int, square: bool, whole_loop: bool) -> _Shape:
     """No row reduction: columns may be spread over the grid, or walked by the program that walks a whole block.
 
-    ``by_row``, ``by_col``: accesses that run along the rows and along the columns. Square tiles serve both.
+    ``square``: some accesses run along the rows. Square tiles serve these and those along the columns.
     """
     cols = typical(all_cols)
-    if by_row:
-        width, why = min(next_power_of_two(cols), 64), "memory runs along rows"
-        why += " and along columns" if by_col else ""
+    if square:
+        tall = min(ROW_CONTIGUOUS_TILE, next_power_of_two(loop_rows))
+        width, why = min(next_power_of_two(cols), FREE_TILE // 2 // tall), "memory runs along rows"
     else:
         width = min(next_power_of_two(cols), MIN_TILE if loop_rows > 1 else FREE_TILE)
         why = "columns spread over the grid" if cols > width and not whole_loop else "nothing is reduced"

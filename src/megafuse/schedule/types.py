@@ -329,7 +329,7 @@ class Step:
     ``forward`` and ``backward`` are calls in order. ``outputs[i]`` is the view returned for forward output ``i`` (it
     may be a view of an input); ``grads[i]`` for gradient ``i``; None where there is none. ``saved`` names the buffers
     that forward hands to backward, graph inputs included. ``names``: the buffer of each graph value with memory.
-    ``pools``: buffers that are not allocated one by one.
+    ``pools``: buffers that are not allocated one by one. ``refused``: keys of kernels whose known tiles are not legal.
     """
 
     buffers: tuple[Buffer, ...]
@@ -342,6 +342,7 @@ class Step:
     names: Mapping[Node, str] = field(default_factory=dict, compare=False, repr=False)
     notes: tuple[str, ...] = field(default=())
     pools: tuple[Pool, ...] = ()
+    refused: frozenset[str] = frozenset()
 
     def buffer(self, name: str) -> Buffer:
         """The buffer called ``name``."""
