@@ -143,6 +143,24 @@ def fuse(
         CaptureError: the callable cannot be traced. UnsupportedError: ``strict`` and something has no converter.
         TargetError: the target is not available here.
     """
+    callee = _callee(fn)  # a module's hooks run around its forward
+    options = Options(
+        target, strict=strict, max_specializations=max_specializations, dots=dots, chains=chains, tune=tune,
+        plan=os.fspath(plan) if isinstance(plan, os.PathLike) else plan,
+        memory_budget=memory_budget, cuda_graph=cuda_graph,
+    )  # fmt: skip
+    engine = make_engine(callee, options)
+    try:
+        engine.bound(args, kwargs)
+    except Exception as error:
+        if stage_of(error) is None:
+            raise
+        raise trimmed(error)  # noqa: B904 (the same error)
+    return _fused_module(fn, engine) if isinstance(fn, nn.Module) else FusedFunction(engine)
+
+
+def _callee(fn: Any) -> Callable[..., Any]:
+    """What is fused: a function, or a module's forward."""
     if not callable(fn):
         raise InputError(
             f"fuse() takes a module or a function, not {type(fn).__name__}",
@@ -151,20 +169,7 @@ def fuse(
     if isinstance(fn, type) and issubclass(fn, nn.Module):
         raise InputError(f"fuse() got the class {fn.__name__}", hint=f"make a module of it first: {fn.__name__}(...)")
     original = getattr(fn, "__megafuse__", None)
-    callee = original.original if original is not None else fn.forward if isinstance(fn, nn.Module) else fn
-    options = Options(
-        target, strict=strict, max_specializations=max_specializations, dots=dots, chains=chains, tune=tune,
-        plan=os.fspath(plan) if isinstance(plan, os.PathLike) else plan,
-        memory_budget=memory_budget, cuda_graph=cuda_graph,
-    )  # fmt: skip
-    engine = make_engine(callee, options)  # a module's hooks run around its forward
-    try:
-        engine.bound(args, kwargs)
-    except Exception as error:
-        if stage_of(error) is None:
-            raise
-        raise trimmed(error)  # noqa: B904 (the same error)
-    return _fused_module(fn, engine) if isinstance(fn, nn.Module) else FusedFunction(engine)
+    return original.original if original is not None else fn.forward if isinstance(fn, nn.Module) else fn
 
 
 def engine_of(fused: Any) -> Engine:

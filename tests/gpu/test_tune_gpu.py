@@ -149,7 +149,7 @@ def test_a_plan_is_exported_pinned_and_required(tuned, tmp_path, monkeypatch):
     write_plan(path, compiled.device.name, entries_of(compiled))
     monkeypatch.setenv("MEGAFUSE_CACHE_DIR", str(tmp_path / "empty"))
     monkeypatch.setenv("MEGAFUSE_REQUIRE_PLAN", "1")
-    with pytest.raises(InputError, match="has no entry"):
+    with pytest.raises(InputError, match="has no usable entry"):
         megafuse.fuse(fn, x)
     fused = megafuse.fuse(fn, x, plan=path)
     assert megafuse.check(fn, x, fused=fused).ok

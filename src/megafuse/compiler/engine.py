@@ -80,9 +80,7 @@ class Options:
                 allowed = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
                 raise InputError(f"{name}={value!r} is of type {type(value).__name__}", hint=f"{name} takes {allowed}")
         if self.plan is not None and self.tune:
-            raise InputError(
-                "tune=True and a plan are given", hint="a plan's tiles are taken as they are: leave one out"
-            )
+            raise InputError("tune=True and a plan are given", hint="a plan's tiles are taken as is: leave one out")
         if self.target not in TARGETS:
             raise InputError(f"unknown target {self.target!r}", hint=f"use one of {', '.join(TARGETS)}")
         dot_rule(self.dots)
