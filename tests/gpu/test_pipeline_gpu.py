@@ -165,6 +165,20 @@ def test_a_product_less_itself_is_zero(dtype: str) -> None:
         assert torch.equal(out, torch.zeros_like(out)) and not out.signbit().any()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(4, 2), (300, 77), (64, 4096)])
+def test_extremes_are_found_again_in_backward(shape: tuple[int, int], dtype: str) -> None:
+    """Backward computes the values again, and must find the one that forward took for the extreme."""
+    x, w, y = (torch.randn(shape, device="cuda", dtype=DTYPES[dtype], requires_grad=True) for _ in range(3))
+
+    def fn(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        value = x * w + y.sigmoid() * w
+        return value.amax(-1), value.amin(0)
+
+    fused = megafuse.fuse(fn, x, w, y, target="cuda")
+    check(fn, x, w, y, fused=fused, options=options(0)).raise_if_failed()
+
+
 def test_a_second_batch_size_gets_its_own_binding() -> None:
     module, (x,) = get("rank_mixer_block").make("small", dtype=torch.bfloat16, device="cuda")
     fused = megafuse.fuse(module, x, target="cuda")

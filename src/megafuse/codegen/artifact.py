@@ -21,6 +21,8 @@ class KernelSource:
 
     ``aligned``: positions in params of tensors that must start at a multiple of 16 bytes, since tensor descriptors are
     made of them; ``fallback`` then serves other tensors, and versions of Triton without descriptors.
+
+    ``contracts``: the compiler may contract a product and the sum after it, which rounds once instead of twice.
     """
 
     entry: str
@@ -35,6 +37,17 @@ class KernelSource:
     sizes: tuple[int, ...] = ()
     aligned: tuple[int, ...] = ()
     fallback: KernelSource | None = None
+    contracts: bool = True
+
+    def uncontracted(self) -> KernelSource:
+        """The kernel with every operation rounded by itself."""
+        return replace(self, contracts=False, fallback=self.fallback and self.fallback.uncontracted())
+
+    @property
+    def options(self) -> dict[str, int | bool]:
+        """What Triton's compiler is told."""
+        told = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        return told if self.contracts else {**told, "enable_fp_fusion": False}
 
     def at(self, values: Mapping[str, int]) -> KernelSource:
         """The kernel for given values of the open sizes."""
@@ -45,7 +58,7 @@ class KernelSource:
     @property
     def digest(self) -> str:
         """Content hash: two equal texts with equal launch data are one kernel."""
-        key = repr((self.text, self.grid, self.num_warps, self.num_stages))
+        key = repr((self.text, self.grid, *self.options.values()))
         return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 

@@ -30,6 +30,7 @@ from megafuse.core.sizes import OpenSize
 from megafuse.fusion.epilogue import LIBRARY, DotRule
 from megafuse.fusion.plan import Cover
 from megafuse.fusion.planner import CoverOption, cover_options
+from megafuse.ir.analysis import compares_for_equality
 from megafuse.ir.copies import with_copies
 from megafuse.ir.graph import Graph
 from megafuse.ir.rewrite import rewrite
@@ -69,6 +70,14 @@ class Compiled:
         """The memory that a step takes, predicted."""
         return memory_use(self.step)
 
+    def alike(self, source: KernelSource) -> KernelSource:
+        """``source`` as all kernels of this step are compiled.
+
+        Where fp32 values are compared for equality (gradients of extremes), what several kernels compute of a value
+        must be the same to the bit; a compiler contracts in one kernel what it does not contract in another.
+        """
+        return source.uncontracted() if compares_for_equality(self.graph) else source
+
     def artifact(self, backend: str, *, interpreted: bool = False) -> Artifact:
         """Kernel and launch text for ``backend`` ("triton" or "numpy"); ``interpreted``: for Triton's interpreter.
 
@@ -78,7 +87,7 @@ class Compiled:
         if backend not in PRINTERS:
             raise InputError(f"unknown back end {backend!r}", hint=f"use one of {', '.join(PRINTERS)}")
         options = {"assembly": False} if interpreted and backend == "triton" else {}
-        kernels = tuple(PRINTERS[backend](p, **options) for p in self.programs)
+        kernels = tuple(self.alike(PRINTERS[backend](p, **options)) for p in self.programs)
         host = print_host(self.step, [k.entry for k in kernels], tangent_base=len(self.captured.leaves))
         return Artifact(kernels, host)
 

@@ -160,7 +160,7 @@ def _variant(compiled: Compiled, number: int, backend: str, at: Mapping[str, int
         main.key,
         tiles_of_kernel(main),
         programs,
-        tuple(PRINTERS[backend](p).at(at) for p in programs),
+        tuple(compiled.alike(PRINTERS[backend](p)).at(at) for p in programs),
         tuple(tuple(places[n].name for n in k.args) for k in kernels),
         tuple(places.values()),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from megafuse.core.dtypes import DType
 from megafuse.ir.graph import Graph, Node
 from megafuse.ir.ops import MAP_FNS
 from megafuse.ir.types import MOVES, Cast, Const, Dot, Input, Iota, Map, Reduce
@@ -67,6 +68,24 @@ def is_free(node: Node) -> bool:
 def is_narrowing(node: Node) -> bool:
     """True for a cast to a floating type of fewer bytes: the casts that round."""
     return node.is_a(Cast) and node.dtype.is_float and node.dtype.size < node.args[0].dtype.size
+
+
+def compares_for_equality(graph: Graph) -> bool:
+    """Whether wide floating-point values are compared with one another for equality.
+
+    Constants do not count, nor values that were rounded to 16 bits: these are the same however they are computed.
+    """
+    compared = [n.args for n in graph.nodes if isinstance(n.attrs, Map) and n.attrs.fn in ("eq", "ne")]
+    return any(all(_is_wide(arg) for arg in args) for args in compared)
+
+
+def _is_wide(node: Node) -> bool:
+    """A value in fp32 or fp64 that is more than a widened one, and no constant."""
+    extreme = isinstance(node.attrs, Reduce) and node.attrs.fn in ("max", "min")
+    widened = isinstance(node.attrs, Cast) and node.args[0].dtype in (DType.F16, DType.BF16)
+    if extreme or widened or is_move(node):
+        return any(map(_is_wide, node.args))
+    return node.dtype in (DType.F32, DType.F64) and not isinstance(node.attrs, Const)
 
 
 def total(graph: Graph, measure: Callable[[Node], int]) -> int:

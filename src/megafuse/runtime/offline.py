@@ -131,6 +131,5 @@ def _job(source: KernelSource) -> dict[str, Any]:
         "entry": source.entry,
         "params": [_POINTERS[dtype] for _, dtype in source.params],
         "sizes": len(source.dims),
-        "num_warps": source.num_warps,
-        "num_stages": source.num_stages,
+        "options": source.options,
     }

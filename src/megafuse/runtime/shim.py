@@ -220,10 +220,9 @@ class CudaKernel:
         """Compile and check. Hooks see launches, which this is not: Triton would call them."""
         src = self.source
         given = [_Pointer(p, dtype) for p, dtype in zip(pointers, self.dtypes, strict=True)]
-        options = {"num_warps": src.num_warps, "num_stages": src.num_stages}
         hooks, self.hooks[:] = self.hooks[:], []
         try:
-            compiled = self.kernel.warmup(*given, *src.sizes, grid=src.grid, **options)
+            compiled = self.kernel.warmup(*given, *src.sizes, grid=src.grid, **src.options)
         finally:
             self.hooks[:] = hooks
         check_assembled(compiled, src)
@@ -245,7 +244,7 @@ class CudaKernel:
 
     def _run(self, given: Sequence[_Pointer]) -> Any:
         src = self.source
-        return self.kernel[src.grid](*given, *src.sizes, num_warps=src.num_warps, num_stages=src.num_stages)
+        return self.kernel[src.grid](*given, *src.sizes, **src.options)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Compiles Triton kernels for an architecture with no GPU: a program of its own, run by ``offline.py``.
 
 It imports nothing of megafuse. Standard input: one JSON object ``{"arch": 90, "kernels": [...]}``, each kernel with
-``path`` (of its text), ``entry``, ``params`` (Triton pointer types), ``num_warps``, ``num_stages``. Standard output:
-one JSON line per kernel, in order, as soon as it is done.
+``path`` (of its text), ``entry``, ``params`` (Triton pointer types), ``options`` (of Triton's compiler). Standard
+output: one JSON line per kernel, in order, as soon as it is done.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ def compile_one(kernel: dict[str, Any], arch: int) -> dict[str, Any]:
     from triton.backends.compiler import GPUTarget
 
     fn = _load(kernel["path"], kernel["entry"])
-    options = {"num_warps": kernel["num_warps"], "num_stages": kernel["num_stages"]}
     start = time.perf_counter()
     compiled = triton.compile(
-        _source(fn, kernel["params"], kernel.get("sizes", 0)), target=GPUTarget("cuda", arch, 32), options=options
+        _source(fn, kernel["params"], kernel.get("sizes", 0)),
+        target=GPUTarget("cuda", arch, 32),
+        options=kernel["options"],
     )
     seconds = time.perf_counter() - start
     cubin = compiled.asm["cubin"]
