@@ -9,7 +9,8 @@ from torch.nn import functional
 
 from megafuse.compiler import Compiled, compile_call
 from megafuse.core.device import device_spec
-from megafuse.schedule.row_walk import pieces_of_accesses
+from megafuse.ir.ops import MAP_FNS
+from megafuse.schedule.row_walk import BRANCHING, pieces_of_accesses
 from megafuse.schedule.types import KernelSchedule, PhaseSchedule, Tile
 from megafuse.workloads import get
 
@@ -154,3 +155,7 @@ def test_gathers_of_whole_runs_are_walked_as_they_were() -> None:
     for tokens, expected in ((64, 2), (8, 1)):
         gather = walks(block(1024, tokens))[0][1]
         assert (gather.tile.num_stages, gather.tile.abreast) == (1, expected), tokens
+
+
+def test_functions_with_branches_are_functions() -> None:
+    assert set(MAP_FNS) >= BRANCHING

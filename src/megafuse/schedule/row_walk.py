@@ -17,7 +17,7 @@ from megafuse.schedule.types import Tile
 
 LEAST_ROWS = 8  # of a walk in which an odd row more costs little, and pairs leave a loop
 ABREAST = 2  # four rows were slower in all kernels measured
-BRANCHING = frozenset({"div", "sin", "cos", "tan", "fmod", "remainder", "floor_div", "lgamma", "digamma"})
+BRANCHING = frozenset({"div", "sin", "cos", "tan", "fmod", "remainder", "floordiv", "lgamma", "digamma"})
 IN_ACCESS = 8  # elements of 16 bits; wider runs of 8-bit values are not worth more registers
 
 
