@@ -22,7 +22,7 @@ from codegen_dots import dot_cases
 from codegen_joint import joint_cases, rounding_cases
 from codegen_maps import map_cases
 from codegen_programs import cases, other_cases
-from codegen_running import differences, entry
+from codegen_running import Guarded, differences, entry
 from codegen_versions import complete_interpreter
 from megafuse.codegen.triton import print_kernel
 from megafuse.core.dtypes import DType
@@ -61,11 +61,11 @@ def install_stand_ins() -> None:
 def run(case: Case, folder: Path) -> list[str]:
     """Run one case; what differs from its reference."""
     source = print_kernel(case.program, assembly=False)
-    arrays = {name: torch.from_numpy(array) for name, array in case.arrays().items()}
+    given = {name: Guarded.of(array) for name, array in case.arrays().items()}
     kernel = entry(source, folder)
-    kernel[source.grid](*arrays.values())
-    outputs = {name: tensor.numpy() for name, tensor in arrays.items()}
-    return differences(outputs, case)
+    kernel[source.grid](*(torch.from_numpy(one.array) for one in given.values()))
+    outside = [f"{name}: written outside" for name, one in given.items() if not one.whole]
+    return [*outside, *differences({name: one.array for name, one in given.items()}, case)]
 
 
 def every_case() -> list[Case]:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -47,9 +48,33 @@ def worker(script: str, *args: str, **environment: str) -> str:
     """
     env = {**os.environ, **environment, "PYTHONPATH": os.pathsep.join([str(SRC), str(HERE)])}
     command = [sys.executable, str(HERE / script), *args]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=1800, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     return done.stdout
+
+
+GUARD, SENTINEL = 4096, 0x5A  # bytes before and after an array, and what they hold
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A copy of an array with bytes on both sides that nothing may touch."""
+
+    raw: np.ndarray
+    array: np.ndarray
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> Guarded:
+        """A guarded copy."""
+        raw = np.full(array.nbytes + 2 * GUARD, SENTINEL, np.uint8)
+        copy = raw[GUARD : raw.size - GUARD].view(array.dtype).reshape(array.shape)
+        copy[...] = array
+        return cls(raw, copy)
+
+    @property
+    def whole(self) -> bool:
+        """The bytes on both sides are as they were."""
+        return bool((self.raw[:GUARD] == SENTINEL).all() and (self.raw[-GUARD:] == SENTINEL).all())
 
 
 def matches(got: np.ndarray, want: np.ndarray, dtype: DType, tolerance: float) -> np.ndarray:

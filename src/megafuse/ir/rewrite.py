@@ -15,7 +15,7 @@ from megafuse.core.sizes import OpenSize
 from megafuse.ir.graph import Builder, Graph, Node, toposort
 from megafuse.ir.types import Attrs, Cast, Concat, Expand, Pad, Permute, Reshape, Slice, TensorType
 
-DEPTH_LIMIT = 200
+DEPTH_LIMIT = 100
 
 RuleFn = Callable[[Builder, Node], "Node | None"]
 

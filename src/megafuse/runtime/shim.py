@@ -125,13 +125,23 @@ def interpreted_kernel(source: KernelSource) -> Launcher:
 
 
 def complete_interpreter() -> None:
-    """Let Triton's interpreter spread a scalar truth value over a block, which it makes integers of otherwise."""
-    from triton.language import int1
+    """Let Triton's interpreter spread scalar truth values over blocks, and heed them as masks of scalar stores.
+
+    It makes integers of the former otherwise and, up to 3.3, stores in spite of the latter.
+    """
+    from triton.language import int1, semantic
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     plain = InterpreterBuilder.create_splat
     if getattr(plain, "keeps_truth", False):
         return
+    if store := getattr(semantic, "store", None):  # a function up to 3.3
+
+        def masked(ptr: Any, value: Any, mask: Any, *others: Any) -> Any:
+            refused = mask is not None and not mask.type.is_block() and not mask.handle.data.all()
+            return None if refused else store(ptr, value, mask, *others)
+
+        semantic.store = masked
 
     def create_splat(self: Any, *args: Any) -> Any:
         value = next(a for a in args if isinstance(a, TensorHandle))
