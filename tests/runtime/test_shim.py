@@ -307,7 +307,27 @@ def test_machine_code_is_looked_at_where_operands_have_several_layouts(monkeypat
     one = f"or.b64 \t%rd37, %rd131, {wide};\nadd.s64 \t%rd39, %rd131, {wide + 2};"
     assert fault_of(one, b"") == "" and not asked
     assert "UR61" in fault_of(f"{one}\nor.b64 \t%rd38, %rd132, {narrow};", b"") and asked == ["-sass"]
-    assert "packed" in fault_of("add.s16x2 %r1, %r2, %r3;", b"")
+
+
+ADDED = "mov.b32 \t%r3, 65537;\nadd.s16x2 \t%r1, %r2, %r3;\n"
+
+
+@pytest.mark.parametrize(
+    "ptx",
+    [
+        ADDED,
+        "add.s16x2 \t%r1, %r2, 65537;",
+        "add.s16x2 \t%r1, %r4, %r2;\nmov.u32 \t%r5, 9;\nadd.s16x2 \t%r6, %r5, %r1;",
+        "mov.b16 \t%rs1, 7;\nmov.b32 \t%r3, {%rs2, %rs1};\nadd.s16x2 \t%r1, %r2, %r3;",
+    ],
+)
+def test_packed_additions_of_constants_are_refused(ptx: str) -> None:
+    assert "packed" in shim_worker.fault_of(ptx, b"")
+
+
+def test_packed_additions_of_values_are_not() -> None:
+    counted = "mov.b32 \t%r9, 5;\nmov.b32 \t%r3, {%rs2, %rs1};\nadd.s16x2 \t%r1, %r2, %r3;\nadd.s16x2 \t%r4, %r1, %r1;"
+    assert not shim_worker.fault_of(counted, b"")
 
 
 KEPT = """
@@ -339,7 +359,7 @@ def test_addresses_that_are_read_are_not(use: str) -> None:
 
 def test_what_the_assembler_made_wrong_is_never_launched(fake) -> None:
     kernel, _, _ = fake("3.6.0")
-    kernel.asm = {"ptx": "add.s16x2 %r1, %r2, %r3;", "cubin": b""}
+    kernel.asm = {"ptx": ADDED, "cubin": b""}
     made = shim.CudaKernel(kernel, source())
     for refused in (made.assemble, lambda: made.launch(0, 256, 512)):
         with pytest.raises(TargetError, match="add_one: LLVM made packed"):

@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-PACKED_ADD = "add.s16x2"  # ptxas 12.8 and 12.9 lose the constants of some of these: triton-lang/triton#11581
+_PACKED_ADD = re.compile(r"add\.s16x2\s+%\w+, ([^;]*);")  # ptxas 12.8 and 12.9 lose the constants of some
+_MOVED = re.compile(r"mov\.[bsu]\d+\s+(%\w+), ([^;]*);")
 _DESCRIPTOR = re.compile(r"(?:or|add)\.[bs]64 [^;]*, (-?\d{18,});")  # address of an operand of wgmma, with its layout
 _JUMPS = frozenset("BRA BRX JMP JMX CALL RET EXIT BREAK BSSY BSYNC WARPSYNC YIELD".split())
 _MOVES = ("MOV", "IMAD.U32", "IMAD.MOV.U32")
@@ -90,8 +91,8 @@ def _source(fn: Any, params: list[str], sizes: int) -> Any:
 
 def fault_of(ptx: str, cubin: bytes) -> str:
     """What the assembler is known to have made wrong in a kernel, or may have; empty if nothing."""
-    if PACKED_ADD in ptx:
-        return "LLVM made packed 16-bit additions, and ptxas loses the constants of some of them"
+    if adds_packed_constants(ptx):
+        return "LLVM made packed 16-bit additions of constants, and ptxas loses some of these"
     layouts = {int(text) >> 32 for text in _DESCRIPTOR.findall(ptx)}
     if len(layouts) > 1:
         sass = _cuobjdump(cubin, "-sass")
@@ -100,6 +101,22 @@ def fault_of(ptx: str, cubin: bytes) -> str:
         if lost := written_for_nothing(sass):
             return f"ptxas may have lost an operand's address ({lost[0]} is given one, and another before it is read)"
     return ""
+
+
+def adds_packed_constants(ptx: str) -> bool:
+    """Whether some packed 16-bit addition has a constant operand: triton-lang/triton#11581."""
+    additions = _PACKED_ADD.findall(ptx)
+    if not additions:
+        return False
+    moved = {register: re.split(r"[{}, ]+", value) for register, value in _MOVED.findall(ptx)}
+
+    def constant(operand: str, depth: int = 3) -> bool:
+        """``operand`` is a number, or a register into which one was moved (or a pair with one)."""
+        if not operand.startswith("%"):
+            return bool(operand)
+        return depth > 0 and any(constant(part, depth - 1) for part in moved.get(operand, ()))
+
+    return any(constant(operand) for text in additions for operand in text.split(", "))
 
 
 def read_before_written(sass: str) -> list[str]:
