@@ -67,9 +67,9 @@ class ChainProgram:
     """One kernel, ready to print. ``held``: matrices are loaded before the walk over the rows, else in each step of it.
 
     ``turned``: printers that hold tiles as blocks make them ``[columns, rows]``. ``early``: they load the rows of the
-    next tile before they work on the present one. ``shares``: programs that run the stages of the same chunk, of one row
-    tile each; the ``RowSums`` are shared out among them in order, and the last stores what phases store. ``tf32``: fp32 operands are rounded to TF32; else they are multiplied
-    as they are.
+    next tile before they work on the present one. ``shares``: programs that run the stages of the same chunk, which is
+    one row tile; the ``RowSums`` are shared out among them in order, and the last stores what phases store. ``tf32``:
+    fp32 operands are rounded to TF32; else they are multiplied as they are.
     """
 
     name: str
@@ -171,7 +171,15 @@ def flat_chain(program: ChainProgram) -> ChainProgram:
     """The same chunks walked row by row, for types that matrix units do not take; slow."""
     stages = tuple(replace(s, row_tile=1) if isinstance(s, Phase) else s for s in program.stages)
     return replace(
-        program, stages=stages, num_warps=FLAT_WARPS, num_stages=1, held=False, turned=False, early=False, shares=1, tf32=False
+        program,
+        stages=stages,
+        num_warps=FLAT_WARPS,
+        num_stages=1,
+        held=False,
+        turned=False,
+        early=False,
+        shares=1,
+        tf32=False,
     )
 
 
