@@ -55,6 +55,7 @@ def choose_chain_tile(request: ChainRequest, device: DeviceSpec) -> ChainTile:
     if per_sm > 1 and not request.plain:
         walks = min(walks, LONGEST_WALK)
     shares = max(1, min(request.products, device.sms // tiles)) if walks == 1 else 1
+    kept = f"{held // 1024} KiB of matrices {'kept' if keeps else 'read per tile'}"
     sharing = f", {shares} programs a tile" if shares > 1 else ""
     return ChainTile(
         rows=rows,
@@ -64,7 +65,7 @@ def choose_chain_tile(request: ChainRequest, device: DeviceSpec) -> ChainTile:
         turned=request.turned,
         early=walks > 1 and not request.plain and _early_registers(request, rows, warps) <= EARLY_REGISTERS,
         shares=shares,
-        why=f"{tiles} tiles, {walks} a program{sharing}; {held // 1024} KiB of matrices {'kept' if keeps else 'read per tile'}",
+        why=f"{tiles} tiles, {walks} a program{sharing}; {kept}",
     )
 
 
