@@ -22,7 +22,7 @@ from codegen_joint import joint_cases, rounding_cases
 from codegen_maps import map_cases
 from codegen_programs import cases, other_cases
 from codegen_running import entry
-from codegen_versions import aligned
+from codegen_versions import HAS_DESCRIPTORS, aligned
 from megafuse.codegen.triton import print_kernel
 from megafuse.core.dtypes import DType
 from megafuse.runtime.offline import launched
@@ -66,10 +66,11 @@ def compile_case(case: Case, folder: Path) -> dict[str, Any]:
 
 
 def every_case() -> list[Case]:
-    """What is compiled: bf16 programs, and those on other types."""
+    """What is compiled: bf16 programs, and those on other types; products where these are generated."""
     tiles = [*cases(DType.BF16), *joint_cases(DType.BF16), *rounding_cases(DType.BF16), *other_cases(), *map_cases()]
     tiles += [*abreast_cases(DType.BF16), *other_abreast_cases()]
-    return [*tiles, *dot_cases(DType.BF16), *chain_cases(DType.BF16), *chain_cases(DType.F32), *production_cases()]
+    products = [*dot_cases(DType.BF16), *production_cases()] if HAS_DESCRIPTORS else []
+    return [*tiles, *products, *chain_cases(DType.BF16), *chain_cases(DType.F32)]
 
 
 def main() -> None:

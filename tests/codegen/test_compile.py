@@ -9,7 +9,7 @@ import pytest
 from codegen_running import worker
 
 
-@pytest.mark.timeout(1800)  # hundreds of texts; releases before 3.4 take seconds for some
+@pytest.mark.timeout(1800)  # hundreds of texts
 def test_triton_texts_compile_for_hopper():
     every_case = pytest.importorskip("codegen_compile", reason="needs triton").every_case
     versions = pytest.importorskip("codegen_versions")
@@ -23,11 +23,11 @@ def test_triton_texts_compile_for_hopper():
     assert found["layer_norm_backward_bf16_1280_1"]["registers"] <= 96
     assert not found["chain_one_f32"]["started_sums"], "a bias is added after the product, rounded once"
     production = {name: r for name, r in found.items() if name.startswith("production_")}
-    assert len(production) == 9
+    assert len(production) == (9 if versions.HAS_DESCRIPTORS else 0)
     for name, record in production.items():
         assert record["shared"] <= 227 * 1024 and record["registers"] <= 200, name
         assert record["wgmma"], f"{name} uses the tensor cores"
-        assert record["tma"] == versions.HAS_DESCRIPTORS, f"{name} uses the copy engine where Triton can"
+        assert record["tma"], f"{name} uses the copy engine"
     wide = ["layer_norm_bf16_1280", "layer_norm_backward_bf16_1280_1"]
     wide += ["mixing_bf16_16"] if versions.READS_SMALL_TILES_IN_VECTORS else []
     for name in wide:
