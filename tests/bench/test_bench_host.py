@@ -10,6 +10,7 @@ from megafuse.bench import host
 from megafuse.bench.host_profile import profile_host, time_calls
 from megafuse.bench.record import Record, read_record
 from megafuse.core.errors import InputError
+from megafuse.report.markdown import render
 
 LOOP = host.Loop(rounds=1, steps=2, sync=lambda: None)
 
@@ -32,6 +33,8 @@ def test_training_and_inference_are_timed_once_validated(tmp_path):
     assert [row[1] for row in rows] == ["eager step", "megafuse step", *alone, *calls]
     assert rows[0][2:3] + rows[0][4:] == ("yes", "1.00", "")
     assert rows[4][5] == "1.00"
+    text = render([("host_1.json", again)])
+    assert "x mm(out=)" in text and "| megafuse call |" in text
 
 
 def test_a_rival_that_is_wrong_is_not_timed(monkeypatch):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from megafuse.bench import table, workloads
+from megafuse.bench import host, table, workloads
 from megafuse.bench.mlp_table import BEYOND, mlp_tables
 from megafuse.bench.record import CaseResult, Record, RivalResult, read_record
 from megafuse.bench.table import number, ratio
@@ -35,6 +35,8 @@ def record_section(record: Record, name: str) -> str:
         parts += [ROWS_INSIDE] * any(row[0].endswith(BEYOND) for t in tables for row in t.rows[1:])
     elif record.kind == "workloads":
         parts.append(markdown_table([workloads.HEADINGS, *workloads.workload_rows(record)]))
+    elif record.kind == "host":
+        parts.append(markdown_table([host.HEADINGS, *host.rows_of(record)]))
     else:
         rows = [row for case in record.cases for row in table.case_rows(case)]
         parts.append(markdown_table([table.HEADINGS, *rows]))
