@@ -13,11 +13,12 @@ from torch import nn
 
 from megafuse.compiler import Engine, NotFusedWarning, Options
 from megafuse.core.errors import InputError, stage_of, trimmed
+from megafuse.core.keywords import options_of, require_known
 from megafuse.tune import tuner
-from megafuse.validate import CheckReport
+from megafuse.validate import CHECK_OPTIONS, CheckReport
 from megafuse.validate import check as _check
 
-__all__ = ["FusedFunction", "NotFusedWarning", "check", "engine_of", "fuse"]
+__all__ = ["FUSE_OPTIONS", "FusedFunction", "NotFusedWarning", "check", "engine_of", "fuse"]
 
 
 class FusedFunction:
@@ -133,17 +134,19 @@ def fuse(
         plan: a file that ``megafuse tune --export`` wrote: its tiles alone count. ``MEGAFUSE_PLAN`` names one for all
             calls; under ``MEGAFUSE_REQUIRE_PLAN=1`` a kernel without an entry is an error.
         cuda_graph: replay forward and backward as a CUDA graph each; what that cannot serve runs without, and says so.
-        **kwargs: example keyword arguments of the call.
+        **kwargs: example keyword arguments of the call; one that has an option's name is taken as the option.
 
     Returns:
         A drop-in replacement: for a module, an object of a subclass of its class that shares all its state.
 
     Raises:
-        InputError: an argument is not usable (it is named), or a plan is not: unreadable, for another GPU, incomplete.
+        InputError: an argument is not usable (it is named), or a plan is not: unreadable, for another GPU, incomplete;
+            a keyword is neither an option nor an argument of ``fn``.
         CaptureError: the callable cannot be traced. UnsupportedError: ``strict`` and something has no converter.
         TargetError: the target is not available here.
     """
     callee = _callee(fn)  # a module's hooks run around its forward
+    require_known("fuse", FUSE_OPTIONS, callee, kwargs)
     options = Options(
         target, strict=strict, max_specializations=max_specializations, dots=dots, chains=chains, tune=tune,
         plan=os.fspath(plan) if isinstance(plan, os.PathLike) else plan,
@@ -157,6 +160,10 @@ def fuse(
             raise
         raise trimmed(error)  # noqa: B904 (the same error)
     return _fused_module(fn, engine) if isinstance(fn, nn.Module) else FusedFunction(engine)
+
+
+FUSE_OPTIONS = options_of(fuse)
+_CHECK_OPTIONS = tuple(name for name in CHECK_OPTIONS if name != "fuse")
 
 
 def _callee(fn: Any) -> Callable[..., Any]:
@@ -187,15 +194,23 @@ def engine_of(fused: Any) -> Engine:
 def check(fn: Callable[..., Any], *args: Any, fused: Any = None, **kwargs: Any) -> CheckReport:
     """Compare a fused callable with the original by the acceptance rule; see :func:`megafuse.validate.check`.
 
+    ``kwargs``: the options of that function, of :func:`fuse` where it is called here, and keyword arguments of ``fn``.
     ``fn`` may itself be fused, as the modules of ``megafuse.nn`` are: it is then compared with what it stands for.
     The report's ``notes`` say where the original itself was checked, since calls of this kind are not fused.
+
+    Raises:
+        InputError: an argument is not usable; a keyword is neither an option nor an argument of ``fn``.
     """
     engine = getattr(fn, "__megafuse__", None)
     if engine is not None:
         fused = fn if fused is None else fused
         fn = plain(fn) if isinstance(fn, nn.Module) else engine.original
-    fused = fuse(fn, *args, **kwargs) if fused is None else fused
-    report = _check(fn, *args, fused=fused, fuse=fuse, **kwargs)
+    if fused is None:
+        options = {name: kwargs.pop(name) for name in FUSE_OPTIONS if name in kwargs}
+        passed = {name: value for name, value in kwargs.items() if name not in _CHECK_OPTIONS}
+        require_known("check", (*_CHECK_OPTIONS, *FUSE_OPTIONS), _callee(fn), passed)
+        fused = fuse(fn, *args, **options, **passed)
+    report = _check(fn, *args, fused=fused, **kwargs)
     return replace(report, notes=tuple(_what_was_checked(fused)))
 
 

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 import megafuse
 from dynamo_helpers import INTERPRET, check_compiled, compilations, compiled, graphs_made
 from megafuse import NotFusedWarning
+from megafuse.api import FUSE_OPTIONS
 from megafuse.dynamo.backend import MAX_SCALARS
-from megafuse.dynamo.options import NAMES
 
 # PyTorch's own, raised when Dynamo looks at the result of an earlier graph
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
@@ -44,7 +44,7 @@ def test_the_name_is_found_without_importing_megafuse() -> None:
 
 
 def test_options_are_those_of_fuse() -> None:
-    assert {"target", "strict"} <= set(NAMES)
+    assert {"target", "strict"} <= set(FUSE_OPTIONS)
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from megafuse.api import fuse
+from megafuse.api import FUSE_OPTIONS
 from megafuse.compiler import Options
 from megafuse.core.errors import InputError
-
-NAMES = tuple(p.name for p in inspect.signature(fuse).parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY)
 
 
 def parse_options(options: Mapping[str, Any] | None, mode: str | None) -> Options:
@@ -22,7 +19,9 @@ def parse_options(options: Mapping[str, Any] | None, mode: str | None) -> Option
     if mode is not None:
         raise InputError(f"backend 'megafuse' has no mode {mode!r}", hint="leave out mode=")
     given = dict(options or {})
-    unknown = [name for name in given if name not in NAMES]
+    unknown = [name for name in given if name not in FUSE_OPTIONS]
     if unknown:
-        raise InputError(f"unknown option {unknown[0]!r} of backend 'megafuse'", hint=f"use one of {', '.join(NAMES)}")
+        raise InputError(
+            f"unknown option {unknown[0]!r} of backend 'megafuse'", hint=f"use one of {', '.join(FUSE_OPTIONS)}"
+        )
     return Options(**given)

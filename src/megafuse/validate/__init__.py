@@ -3,7 +3,7 @@
 The rule and its derivation are in docs/numerics.md.
 """
 
-from megafuse.validate.check import CheckOptions, check
+from megafuse.validate.check import CHECK_OPTIONS, CheckOptions, check
 from megafuse.validate.compare import Sample, compare, measure, same_bits
 from megafuse.validate.errors import FaultNotPlanted, OracleError
 from megafuse.validate.faults import REQUIRED_FAULTS, Fault, plant, require_complete, text_fault
@@ -15,6 +15,7 @@ from megafuse.validate.tolerance import PRECISIONS, RULE, Precision, Rule
 from megafuse.validate.verdict import Verdict, judge
 
 __all__ = [
+    "CHECK_OPTIONS",
     "PRECISIONS",
     "REQUIRED_FAULTS",
     "RULE",

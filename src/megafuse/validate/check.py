@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from megafuse.core.errors import InputError
+from megafuse.core.keywords import options_of, require_known
 from megafuse.validate.compare import Sample, measure, same_bits
 from megafuse.validate.oracle import oracle_run
 from megafuse.validate.poison import PoisonMode
-from megafuse.validate.problem import Problem, draw_leaves
+from megafuse.validate.problem import Problem, callee_of, draw_leaves
 from megafuse.validate.report import SMALL, CheckReport
 from megafuse.validate.running import Run, Runner, draw_cotangents, require_not_random
 from megafuse.validate.tolerance import RULE, Rule
@@ -62,12 +63,14 @@ def check(
     ``fused`` is any callable of the same signature; without it ``fuse(module_or_fn, *args, **kwargs)`` makes one.
     ``options`` overrides ``seeds`` and ``require_finite``. Parameters, buffers and ``.grad`` are left as they were.
 
-    Raises ``InputError`` for unusable arguments or a random reference, ``OracleError`` if the oracle cannot run.
+    Raises ``InputError`` for unusable arguments, unknown keywords or a random reference, ``OracleError`` if the oracle
+    cannot run.
     """
     options = options or CheckOptions(seeds=seeds, require_finite=require_finite)
     if options.seeds < 1:
         raise InputError(f"argument 'seeds' is {options.seeds}", hint="give at least 1")
     problem = Problem.of(module_or_fn, args, kwargs)
+    require_known("check", CHECK_OPTIONS, callee_of(module_or_fn), kwargs)
     if fused is None:
         if fuse is None:
             raise InputError("neither 'fused' nor 'fuse' is given", hint="pass the fused callable as fused=")
@@ -80,6 +83,9 @@ def check(
         session.add_seed(seed, options.small_scale, SMALL)
     session.check_repeatable()
     return session.report()
+
+
+CHECK_OPTIONS = options_of(check)
 
 
 @dataclass

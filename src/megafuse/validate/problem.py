@@ -142,6 +142,12 @@ def _owners(fn: Any) -> Iterator[tuple[str, nn.Module]]:
         yield from ((n, m) for n, m in closed.items() if isinstance(m, nn.Module))
 
 
+def callee_of(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """What takes the arguments of a call: a module's ``forward``, unless hooks get its keywords first."""
+    hooked = isinstance(fn, nn.Module) and fn._forward_pre_hooks_with_kwargs
+    return fn.forward if isinstance(fn, nn.Module) and not hooked else fn
+
+
 def _argument_names(fn: Any, count: int) -> list[str]:
     """Names of the first ``count`` positional arguments, numbered where the signature does not tell."""
     try:
