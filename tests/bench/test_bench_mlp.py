@@ -68,7 +68,7 @@ def test_lists_of_modes_depths_and_types_are_combined() -> None:
         (("--layers", "0"), "argument --layers"),
         (("--widths", "5"), r"argument widths: \[5\]"),
         (("--D", "0"), r"argument widths: \[0, 128"),
-        (("--dtype", "float8"), "argument --dtype: 'float8'"),
+        (("--dtype", "float8"), "argument --dtype: unknown element type 'float8'"),
         (("--mode", "backward"), "argument --mode: 'backward'"),
         (("--activation", "softmin"), "argument activation: unknown name"),
     ],

@@ -43,10 +43,11 @@ def test_no_module_starts_when_the_time_is_over(megafuse_cli):
 def test_types_take_turns_or_are_named(megafuse_cli):
     assert [c.dtype for c in cases(3, 4, "all", "cpu")] == ["fp32", "bf16", "fp16", "fp32"]
     assert {c.dtype for c in cases(3, 4, "bf16", "cpu")} == {"bf16"}
+    assert cases(3, 4, "bfloat16", "cpu") == cases(3, 4, "bf16", "cpu")
     status, _, err = megafuse_cli("fuzz", "--dtype", "fp8", "--device", "cpu")
     assert status == 2
-    assert "--dtype fp8 is not known" in err
-    assert "one of all, fp32, bf16, fp16" in err
+    assert "argument --dtype: unknown element type 'fp8'" in err
+    assert "one of all, fp32 (float32), bf16 (bfloat16), fp16 (float16, half)" in err
 
 
 # --- planted faults ---------------------------------------------------------------------------------------------------

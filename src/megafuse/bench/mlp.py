@@ -23,6 +23,7 @@ from megafuse.bench.mlp_table import mlp_tables
 from megafuse.bench.record import RESULTS, Record
 from megafuse.bench.run import add_common_options, failed, prepare_gpu, run_cases, settings_from
 from megafuse.bench.table import aligned, failures
+from megafuse.core.dtypes import spelled_list
 from megafuse.core.errors import InputError, MegafuseError
 from megafuse.nn.layers import check_widths, make_activation
 
@@ -60,7 +61,7 @@ def sources(args: argparse.Namespace) -> list[dict[str, Any]]:
         InputError: an option is not usable; the message names it.
     """
     make_activation(args.activation)
-    types = _words("--dtype", args.dtype, TYPES)
+    types = spelled_list(args.dtype, TYPES, "--dtype")
     modes = _words("--mode", args.mode, MODES)
     sizes = _numbers("--sizes", args.sizes)
     shapes = [_numbers("--widths", args.widths)] if args.widths else _shapes(args)

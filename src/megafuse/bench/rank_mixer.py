@@ -13,7 +13,8 @@ from typing import Any
 from megafuse.bench.cases import DTYPES, SEED, parse_shapes
 from megafuse.bench.guard import say
 from megafuse.bench.run import add_common_options, failed, prepare_gpu, run_cases, settings_from
-from megafuse.core.errors import InputError, MegafuseError
+from megafuse.core.dtypes import spelled_list
+from megafuse.core.errors import MegafuseError
 
 PRODUCTION = "1024,64,1280,2"
 #: Shapes named by the project's targets, production last; ``--shapes all`` runs them.
@@ -41,10 +42,7 @@ def sources(shapes: str, dtypes: str, seed: int) -> list[dict[str, Any]]:
     Raises:
         InputError: a shape or dtype is not usable.
     """
-    wanted = [d.strip() for d in dtypes.split(",") if d.strip()]
-    unknown = [d for d in wanted if d not in DTYPES]
-    if unknown:
-        raise InputError(f"unknown dtype {unknown[0]!r} in --dtypes", hint=f"use some of {', '.join(DTYPES)}")
+    wanted = spelled_list(dtypes, DTYPES, "--dtypes")
     parsed = parse_shapes(NAMED.get(shapes, shapes))
     return [{"kind": "rank_mixer", "shape": list(s), "dtype": d, "seed": seed} for s in parsed for d in wanted]
 

@@ -15,6 +15,7 @@ from megafuse.bench.guard import say
 from megafuse.bench.record import CaseResult, Record
 from megafuse.bench.run import add_common_options, failed, prepare_gpu, run_cases, settings_from
 from megafuse.bench.table import aligned, failures, number, ratio
+from megafuse.core.dtypes import spelled_list
 from megafuse.core.errors import InputError, MegafuseError
 from megafuse.workloads import names
 
@@ -49,9 +50,7 @@ def sources(workloads: str, dtypes: str, size: str) -> list[dict[str, Any]]:
         if not found:
             raise InputError(f"unknown workload {entry!r}", hint=f"use some of {', '.join((*FAMILIES, *names()))}")
         wanted.update(dict.fromkeys(found))
-    types = [d.strip() for d in dtypes.split(",") if d.strip()]
-    if unknown := [d for d in types if d not in DTYPES]:
-        raise InputError(f"unknown dtype {unknown[0]!r} in --dtypes", hint=f"use some of {', '.join(DTYPES)}")
+    types = spelled_list(dtypes, DTYPES, "--dtypes")
     return [{"kind": "workload", "name": n, "dtype": d, "size": size} for n in wanted for d in types]
 
 

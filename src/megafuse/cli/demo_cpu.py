@@ -13,11 +13,13 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from megafuse.cli.inputs import DTYPES
 from megafuse.cli.planning import DEFAULT_ARCH, plan_selection
 from megafuse.cli.running import check_example, limit_threads
 from megafuse.cli.selection import Selection
 from megafuse.cli.tables import check_line, compile_table, plan_record, plan_table
 from megafuse.cli.targets import make_example
+from megafuse.core.dtypes import spelled
 from megafuse.core.errors import MegafuseError
 from megafuse.explanation import PlanInfo, format_summary
 from megafuse.runtime.offline import CompileReport, compile_offline
@@ -73,7 +75,8 @@ def check_cases(selection: Selection) -> list[Case]:
     if selection.module:
         return [(selection, "small", None)]
     plain = replace(selection, batch_size=None, tokens=None, dim=None, k=None, dtype=None)
-    dtypes = dict.fromkeys((selection.dtype or CHECK_DTYPES[0], *CHECK_DTYPES[1:]))
+    chosen = spelled(selection.dtype, DTYPES, "--dtype") if selection.dtype else CHECK_DTYPES[0]
+    dtypes = dict.fromkeys((chosen, *CHECK_DTYPES[1:]))
     return [(plain, size, dtype) for size in CHECK_SIZES for dtype in dtypes]
 
 

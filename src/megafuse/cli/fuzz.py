@@ -18,7 +18,8 @@ import typer
 
 from megafuse.api import NotFusedWarning, fuse
 from megafuse.cli.running import TARGET_ON, limit_threads
-from megafuse.core.errors import InputError, TargetError
+from megafuse.core.dtypes import spelled
+from megafuse.core.errors import TargetError
 from megafuse.validate import CheckOptions, check
 from megafuse.workloads.random_modules import DTYPES, ModuleProgram
 from megafuse.workloads.random_reduce import reduce_program
@@ -56,12 +57,9 @@ class Failure:
 
 def cases(seed: int, count: int, dtype: str, device: str) -> list[Case]:
     """``count`` modules from number ``seed`` on; dtype ``all`` gives each number one of the types in turn."""
-    if dtype not in ("all", *DTYPES):
-        raise InputError(f"--dtype {dtype} is not known", hint=f"one of all, {', '.join(DTYPES)}")
-    names = list(DTYPES)
-    return [
-        Case(n, names[n % len(names)] if dtype == "all" else dtype, device) for n in range(seed, seed + max(0, count))
-    ]
+    chosen = spelled(dtype, ("all", *DTYPES), "--dtype")
+    names = list(DTYPES) if chosen == "all" else [chosen]
+    return [Case(n, names[n % len(names)], device) for n in range(seed, seed + max(0, count))]
 
 
 def examine(program: ModuleProgram, device: str = "cpu") -> Failure | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from megafuse.core.dtypes import spelled
 from megafuse.core.errors import InputError
 
 DTYPES = {
@@ -22,9 +23,7 @@ def parse_dtype(name: str, option: str) -> torch.dtype:
     Raises:
         InputError: there is none.
     """
-    if name not in DTYPES:
-        raise InputError(f"argument {option}: unknown element type {name!r}", hint=f"use one of {', '.join(DTYPES)}")
-    return DTYPES[name]
+    return DTYPES[spelled(name, DTYPES, option)]
 
 
 def parse_input(text: str, device: torch.device, default: str = "float32") -> Tensor:

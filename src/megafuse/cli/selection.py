@@ -33,7 +33,10 @@ _OPTIONS: dict[str, Any] = {
     "dim": Annotated[int | None, typer.Option(help="width D of the block (a multiple of T) or a workload")],
     "k": Annotated[int | None, typer.Option(help="hidden factor k of the block or a workload, H = k * D")],
     "dtype": Annotated[
-        str | None, typer.Option(help="bfloat16, float16 or float32: of parameters, and of inputs that name no type")
+        str | None,
+        typer.Option(
+            help="bfloat16 (or bf16), float16 (fp16), float32 (fp32): of parameters, and of inputs that name no type"
+        ),
     ],
     "seed": Annotated[int, typer.Option(help="seed of parameters and inputs")],
     "device": Annotated[str, typer.Option(help="where it runs: auto (a GPU if there is one), cpu or cuda")],
