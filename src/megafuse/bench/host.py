@@ -23,6 +23,7 @@ from torch import nn
 from megafuse.bench.cases import DTYPES, SEED, make_case, parse_shapes
 from megafuse.bench.guard import guarded, progress, release_memory, say
 from megafuse.bench.host_profile import profile_host
+from megafuse.bench.parser import bench_parser
 from megafuse.bench.record import RESULTS, CaseResult, Facts, Record, RivalResult, begin
 from megafuse.bench.rivals import EAGER, MEGAFUSE, Rival, make_rivals, parse_rivals
 from megafuse.bench.run import failed, prepare_gpu
@@ -58,7 +59,7 @@ def _facts(times: Times, steps: int) -> Facts:
 
 def build_parser() -> argparse.ArgumentParser:
     """The options."""
-    parser = argparse.ArgumentParser(description="Time the host's part of fused calls, and show where it goes.")
+    parser = bench_parser("host", "Time the host's part of fused calls, and show where it goes.")
     parser.add_argument("--shapes", default=SHAPES, help="of the RankMixer block: B,T,D,k;... (empty: none)")
     parser.add_argument("--rows", default=str(ROWS), help="of the MLP, comma-separated (empty: none)")
     parser.add_argument("--rivals", default="eager,compile,megafuse,megafuse-graph", help="to be timed")

@@ -20,6 +20,7 @@ from megafuse.bench.guard import say
 from megafuse.bench.mlp_case import MODES, TYPES
 from megafuse.bench.mlp_offline import offline_facts, offline_text
 from megafuse.bench.mlp_table import mlp_tables
+from megafuse.bench.parser import bench_parser
 from megafuse.bench.record import RESULTS, Record
 from megafuse.bench.run import add_common_options, failed, prepare_gpu, run_cases, settings_from
 from megafuse.bench.table import aligned, failures
@@ -35,7 +36,7 @@ NO_GPU = "There is no CUDA GPU here: nothing was timed, no record was written. A
 def build_parser(kind: str = "mlp") -> argparse.ArgumentParser:
     """The options; ``kind``: ``mlp`` or ``weightnorm``."""
     about = f"Time {'MLPs with weight norm' if kind == 'weightnorm' else 'MLPs'}, forward or training."
-    parser = argparse.ArgumentParser(prog=f"megafuse bench {kind}", description=about)
+    parser = bench_parser(kind, about)
     parser.add_argument("--sizes", default=SIZES, help="rows, comma-separated")
     parser.add_argument("--D", type=int, default=128, help="width of the input")
     parser.add_argument("--H", type=int, default=128, help="width of the hidden layers")

@@ -12,6 +12,7 @@ from typing import Any
 
 from megafuse.bench.cases import DTYPES, SEED, parse_shapes
 from megafuse.bench.guard import say
+from megafuse.bench.parser import bench_parser
 from megafuse.bench.run import add_common_options, failed, prepare_gpu, run_cases, settings_from
 from megafuse.core.dtypes import spelled_list
 from megafuse.core.errors import MegafuseError
@@ -28,7 +29,7 @@ NAMED = {"production": PRODUCTION, "small": SMALL_SHAPES, "all": ALL_SHAPES}
 
 def build_parser() -> argparse.ArgumentParser:
     """The options."""
-    parser = argparse.ArgumentParser(description="Time the RankMixer block, forward and backward, on a GPU.")
+    parser = bench_parser("rank_mixer", "Time the RankMixer block, forward and backward, on a GPU.")
     parser.add_argument("--shapes", default="production", help="B,T,D,k;... or production, small, all")
     parser.add_argument("--dtypes", default="bfloat16", help=f"of {', '.join(DTYPES)}")
     parser.add_argument("--seed", type=int, default=SEED, help="process seed of the workload")

@@ -38,7 +38,9 @@ def add_common_options(parser: argparse.ArgumentParser, *, rivals: str, what: st
     parser.add_argument("--host-rounds", type=int, default=2, help="host samples per rival; one more is dropped")
     parser.add_argument("--traffic-rivals", default="", help="rivals for ncu (default: all that validated)")
     parser.add_argument("--ncu-timeout", type=float, default=240.0, help="seconds for one profiler run")
-    parser.add_argument("--time-limit", type=float, default=0.0, help="start no further case after so many seconds")
+    parser.add_argument(
+        "--time-limit", type=float, default=0.0, help="start no further case after so many seconds; 0: no limit"
+    )
     parser.add_argument("--no-copy-rate", action="store_true", help="do not measure copy bandwidth first")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the record")
 

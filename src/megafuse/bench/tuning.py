@@ -15,6 +15,7 @@ from typing import Any
 from megafuse.api import engine_of, fuse
 from megafuse.bench.cases import SEED, make_case
 from megafuse.bench.guard import guarded, progress, release_memory, say
+from megafuse.bench.parser import bench_parser
 from megafuse.bench.rank_mixer import NAMED, PRODUCTION, sources
 from megafuse.bench.record import RESULTS, CaseResult, Facts, Record, RivalResult, begin
 from megafuse.bench.run import failed, prepare_gpu
@@ -32,7 +33,7 @@ HEURISTIC, TUNED = "heuristic", "tuned"
 
 def build_parser() -> argparse.ArgumentParser:
     """The options."""
-    parser = argparse.ArgumentParser(description="Tune the kernels of the RankMixer block and time before and after.")
+    parser = bench_parser("tuning", "Tune the kernels of the RankMixer block and time before and after.")
     parser.add_argument("--shapes", default=PRODUCTION, help=f"B,T,D,k;... or {', '.join(NAMED)}")
     parser.add_argument("--dtypes", default="bfloat16", help="as of the block's benchmark")
     parser.add_argument("--seconds", type=float, default=90.0, help="for the tuning of each case")

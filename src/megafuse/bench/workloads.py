@@ -12,6 +12,7 @@ from typing import Any
 
 from megafuse.bench.cases import DTYPES
 from megafuse.bench.guard import say
+from megafuse.bench.parser import bench_parser
 from megafuse.bench.record import CaseResult, Record
 from megafuse.bench.run import add_common_options, failed, prepare_gpu, run_cases, settings_from
 from megafuse.bench.table import aligned, failures, number, ratio
@@ -29,7 +30,7 @@ HEADINGS = (
 
 def build_parser() -> argparse.ArgumentParser:
     """The options."""
-    parser = argparse.ArgumentParser(description="Validate and time the workloads, forward and backward, on a GPU.")
+    parser = bench_parser("workloads", "Validate and time the workloads, forward and backward, on a GPU.")
     parser.add_argument("--workloads", default="all", help=f"names, or families of {', '.join(FAMILIES)}, or all")
     parser.add_argument("--dtypes", default="bfloat16", help=f"of {', '.join(DTYPES)}")
     parser.add_argument("--size", default="gpu", help="named size of the workloads: small, odd or gpu")
