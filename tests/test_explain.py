@@ -9,8 +9,9 @@ from torch import nn
 import megafuse
 from megafuse.compiler import compile_call
 from megafuse.core.device import device_spec
+from megafuse.core.text import quantity
 from megafuse.explanation import estimate_eager, explain_compiled
-from megafuse.explanation.text import format_plan, quantity
+from megafuse.explanation.text import format_plan
 
 
 class Gated(nn.Module):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from megafuse.cli.tuning import tile_text
+from megafuse.cli.measured import tile_text
 from megafuse.compiler import KnownTiles, reschedule
 from megafuse.compiler.plans import tiles_as_data
 from megafuse.compiler.variants import (

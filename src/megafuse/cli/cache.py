@@ -6,9 +6,8 @@ import shutil
 from itertools import groupby
 from pathlib import Path
 
-from megafuse.cli.tables import as_text
-from megafuse.cli.tuning import tuned_table
-from megafuse.explanation.text import counted, quantity
+from megafuse.cli.measured import as_text, tuned_table
+from megafuse.core.text import counted, quantity
 from megafuse.runtime.cachedir import ENV, cache_dir
 from megafuse.runtime.plan_store import FOLDER, all_entries
 

@@ -28,8 +28,8 @@ from megafuse.cli.selection import Selection
 from megafuse.cli.tables import check_line, plan_record, plan_table
 from megafuse.cli.targets import Example, find_package, make_example
 from megafuse.core.errors import InputError, MegafuseError
+from megafuse.core.text import quantity
 from megafuse.explanation import PlanInfo, explain, format_summary
-from megafuse.explanation.text import quantity
 from megafuse.validate import CheckOptions
 
 RIVALS = ("eager", "compile", MEGAFUSE)

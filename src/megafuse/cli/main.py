@@ -1,4 +1,7 @@
-"""``megafuse``: the commands and their options; each is a few lines over the public calls."""
+"""``megafuse``: the commands and their options; each is a few lines over the public calls.
+
+What works with PyTorch is loaded by the commands that need it, so that help and the others answer at once.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,17 @@ import math
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from megafuse.cli.bench import bench_list, run_bench
 from megafuse.cli.cache import cache_report, clear_cache, tuned_report
-from megafuse.cli.demo import run_demo
-from megafuse.cli.doctor import doctor_report
-from megafuse.cli.fuzz import cases, run_fuzz
-from megafuse.cli.planning import plan_selection
-from megafuse.cli.running import check_selection
-from megafuse.cli.sanitize import sanitize_selection
 from megafuse.cli.selection import Selection, plans_selection, takes_selection
-from megafuse.cli.show import Stage, show_stage
-from megafuse.cli.targets import pick_device
-from megafuse.cli.tuning import tune_selection
+from megafuse.cli.stage import Stage
 from megafuse.core.errors import MegafuseError, stage_of, trimmed
-from megafuse.explanation import format_plan
-from megafuse.validate.sanitizer import parse_tools
 
 BAD_INPUT = 2
 FAILED = 1
@@ -40,6 +34,11 @@ app = typer.Typer(
 )
 
 
+def _part(name: str) -> Any:
+    """A module of this package, loaded when a command needs it."""
+    return import_module(f"megafuse.{name}")
+
+
 @app.command()
 @takes_selection
 def demo(
@@ -48,7 +47,7 @@ def demo(
     traffic: Annotated[bool, typer.Option(help="on a GPU: measure DRAM traffic with ncu, which takes a minute")] = True,
 ) -> None:
     """Plan, check and measure a module beside eager and torch.compile; without a GPU: simulate and compile."""
-    raise typer.Exit(0 if run_demo(selection, record, traffic=traffic) else FAILED)
+    raise typer.Exit(0 if _part("cli.demo").run_demo(selection, record, traffic=traffic) else FAILED)
 
 
 @app.command()
@@ -66,8 +65,8 @@ def explain(
 ) -> None:
     """Say what was planned and why: kernels, boundaries, bytes and predicted time. Nothing is run."""
     budget = None if memory_budget is None else int(memory_budget * 1e6)
-    planned = plan_selection(selection, arch, strict=strict, memory_budget=budget)
-    typer.echo(f"{planned.example.title}\n{format_plan(planned.info(resources=resources))}")
+    planned = _part("cli.planning").plan_selection(selection, arch, strict=strict, memory_budget=budget)
+    typer.echo(f"{planned.example.title}\n{_part('explanation').format_plan(planned.info(resources=resources))}")
 
 
 @app.command()
@@ -80,7 +79,8 @@ def show(
     kernel: Annotated[str | None, typer.Option(help="of code: only the kernels whose name contains this")] = None,
 ) -> None:
     """Print one stage of the compilation as text."""
-    typer.echo(show_stage(plan_selection(selection, arch), stage, backend=backend, kernel=kernel))
+    planned = _part("cli.planning").plan_selection(selection, arch)
+    typer.echo(_part("cli.show").show_stage(planned, stage, backend=backend, kernel=kernel))
 
 
 @app.command()
@@ -98,12 +98,13 @@ def check(
     With --sanitize and no module named: dot and map/reduce kernels at ragged shapes, checked for accesses and races.
     """
     if sanitize is not None:
-        clean, text = sanitize_selection(selection, parse_tools(sanitize))
+        tools = _part("validate.sanitizer").parse_tools(sanitize)
+        clean, text = _part("cli.sanitize").sanitize_selection(selection, tools)
         typer.echo(text)
         raise typer.Exit(0 if clean else FAILED)
-    report = check_selection(selection, strict=strict, seeds=seeds)
+    report = _part("cli.running").check_selection(selection, strict=strict, seeds=seeds)
     typer.echo(str(report))
-    if pick_device(selection) == "cpu":
+    if _part("cli.targets").pick_device(selection) == "cpu":
         typer.echo("the generated programs ran as NumPy on the CPU; nothing ran on a GPU")
     raise typer.Exit(0 if report.ok else FAILED)
 
@@ -120,8 +121,10 @@ def fuzz(
     reduce_for: Annotated[float, typer.Option(help="seconds for making a failing module smaller")] = 60.0,
 ) -> None:
     """Check random modules; print what fails as a small program, and how to have it again."""
-    todo = cases(seed, count, dtype, pick_device(Selection(device=device)))
-    raise typer.Exit(0 if run_fuzz(todo, jobs=jobs, seconds=seconds, each=each, reduce_for=reduce_for) else FAILED)
+    part = _part("cli.fuzz")
+    todo = part.cases(seed, count, dtype, _part("cli.targets").pick_device(Selection(device=device)))
+    passed = part.run_fuzz(todo, jobs=jobs, seconds=seconds, each=each, reduce_for=reduce_for)
+    raise typer.Exit(0 if passed else FAILED)
 
 
 @app.command()
@@ -133,7 +136,7 @@ def tune(
     export: Annotated[Path | None, typer.Option(help="write the plan to this file, for fuse(plan=...)")] = None,
 ) -> None:
     """Measure the tiles of a module's kernels on the GPU at hand, keep the best ones, and show what was found."""
-    typer.echo(tune_selection(selection, seconds=seconds, again=again, export=export))
+    typer.echo(_part("cli.tuning").tune_selection(selection, seconds=seconds, again=again, export=export))
 
 
 @app.command(
@@ -154,7 +157,7 @@ def bench(
 @app.command()
 def doctor() -> None:
     """Show versions, GPU, compilers and cache, and what works here."""
-    typer.echo(doctor_report())
+    typer.echo(_part("cli.doctor").doctor_report())
 
 
 @app.command()

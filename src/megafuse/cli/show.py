@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import enum
-
 from megafuse.cli.planning import Planned
+from megafuse.cli.stage import Stage
 from megafuse.core.errors import InputError
 from megafuse.explanation import format_plan, format_schedule
 from megafuse.ir.printer import format_graph
-
-
-class Stage(enum.Enum):
-    """What ``megafuse show`` prints."""
-
-    GRAPH = "graph"
-    PLAN = "plan"
-    SCHEDULE = "schedule"
-    CODE = "code"
 
 
 def show_stage(planned: Planned, stage: Stage, *, backend: str = "triton", kernel: str | None = None) -> str:

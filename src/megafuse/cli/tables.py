@@ -5,23 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from megafuse.core.text import counted, quantity
 from megafuse.explanation import KernelInfo, PhaseInfo, PlanInfo
-from megafuse.explanation.text import counted, quantity
 from megafuse.runtime.offline import CompileReport
-
-PLAIN_WIDTH = 220  # columns of text that is not fitted to a terminal
-
-
-def as_text(table: Table) -> str:
-    """The table as plain text, as wide as it needs to be."""
-    console = Console(width=PLAIN_WIDTH, color_system=None)
-    with console.capture() as capture:
-        console.print(table)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
 def plan_table(plan: PlanInfo) -> Table:
