@@ -117,8 +117,8 @@ def test_rows_abreast_are_said_in_words():
     module = nn.LayerNorm(4096, device="meta", dtype=torch.bfloat16)
     x = torch.empty(65536, 4096, dtype=torch.bfloat16, device="meta", requires_grad=True)
     text = format_plan(explain_compiled(compile_call(module, (x,), {}, device_spec(90))))
-    assert "tile 2 rows abreast x 4096 columns of 65536 x 4096" in text
-    assert "tile 1 row x 4096 columns" in text, "forward"
+    assert "65536 rows of 4096 columns, in tiles of 2 rows abreast x 4096 columns" in text
+    assert "in tiles of 1 row x 4096 columns" in text, "forward"
 
 
 def sorted_silu(x):

@@ -1,4 +1,4 @@
-"""Why the kernels of a step are not one: what fusion said of nests, and what follows from the order of calls."""
+"""Why the kernels of a step are not one: what fusion said of nests, what follows from the order of calls, and sums."""
 
 from __future__ import annotations
 
@@ -39,6 +39,20 @@ def kernel_of_nests(step: Step, nests: Iterable[Any]) -> list[str]:
     return [next((homes[r.anchor] for r in nest.roots if r.anchor in homes), "") for nest in nests]
 
 
+def partial_sums(step: Step) -> set[str]:
+    """The buffers that hold one part of a sum for each program that makes it."""
+    return {name for n, name in step.names.items() if isinstance(n.attrs, Input) and n.attrs.role == "partial"}
+
+
+def sums_legend(step: Step) -> Iterator[str]:
+    """What becomes of partial sums, which are many and alike: a line for each kernel that adds some up."""
+    partials = partial_sums(step)
+    for kernel in step.kernels:
+        parts = [name for name in kernel.reads if name in partials]
+        if parts:
+            yield f"{', '.join(parts)} = parts of the sums that {kernel.name} adds up to {', '.join(kernel.writes)}"
+
+
 class _Reader:
     """The boundaries in one direction of a step."""
 
@@ -46,9 +60,7 @@ class _Reader:
         self.step = step
         self.calls = [c for c in calls if isinstance(c, Launch | DotCall | OpaqueCall)]
         self.kernels = [step.kernels[c.kernel] for c in self.calls if isinstance(c, Launch)]
-        self.partials = {
-            name for n, name in step.names.items() if isinstance(n.attrs, Input) and n.attrs.role == "partial"
-        }
+        self.partials = partial_sums(step)
         self.made: dict[str, KernelSchedule] = {}  # who makes each value, of those called so far
         for kernel in self.kernels:
             self.made |= dict.fromkeys(kernel.writes, kernel)

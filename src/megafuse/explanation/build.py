@@ -13,7 +13,7 @@ from megafuse.api import engine_of
 from megafuse.compiler import Bound, Compiled
 from megafuse.core.device import DeviceSpec
 from megafuse.core.sizes import open_dims, settle, typical
-from megafuse.explanation.boundaries import kernel_of_nests, step_edges
+from megafuse.explanation.boundaries import kernel_of_nests, step_edges, sums_legend
 from megafuse.explanation.calls import StepReader, buffer_origins, recomputed_in_backward
 from megafuse.explanation.eager import EagerEstimate, estimate_eager
 from megafuse.explanation.legend import legend
@@ -91,7 +91,7 @@ def explain_compiled(compiled: Compiled, eager: EagerEstimate | None = None) -> 
         coverage=coverage(compiled.graph),
         eager=eager,
         compile_seconds=dict(compiled.seconds),
-        names=legend(compiled, {n.uid: _describe(n) for n in compiled.graph.nodes}),
+        names=(*legend(compiled, {n.uid: _describe(n) for n in compiled.graph.nodes}), *sums_legend(step)),
     )
 
 

@@ -108,8 +108,8 @@ def _candidate_lines(plan: PlanInfo) -> list[str]:
     if len(plan.candidates) < 2:
         return []
     (taken, least, _), *others = plan.candidates
-    lines = (f"{name}: {quantity(seconds - least, 's')} more, {how}" for name, seconds, how in others)
-    return [f"{taken}: taken", *lines]
+    lines = (f"{quantity(seconds - least, 's')} slower ({how}): {name}" for name, seconds, how in others)
+    return [f"taken: {taken}", *lines]
 
 
 def resources_text(found: Resources) -> str:
@@ -137,10 +137,12 @@ def _phases(kernel: KernelInfo) -> list[str]:
 
 
 def _tile(phase: PhaseInfo) -> str:
+    """What is walked, then how much of it at a time: a tile is a power of two, so it may be larger than the whole."""
     cols = "+".join(map(str, phase.pieces))
     why = f" ({phase.why})" if phase.why else ""
     rows = f"{phase.abreast} rows abreast" if phase.abreast > 1 else counted(phase.row_tile, "row")
-    return f"tile {rows} x {cols} {'column' if cols == '1' else 'columns'} of {phase.rows} x {phase.cols}{why}"
+    tile = f"{rows} x {cols} {'column' if cols == '1' else 'columns'}"
+    return f"{counted(phase.rows, 'row')} of {counted(phase.cols, 'column')}, in tiles of {tile}{why}"
 
 
 def _section(title: str, items: Iterable[str]) -> list[str]:

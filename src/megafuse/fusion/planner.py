@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from megafuse.core.device import DeviceSpec
 from megafuse.core.errors import VerifyError
+from megafuse.core.text import counted
 from megafuse.fusion.anchors import Anchors, choose_anchors
 from megafuse.fusion.chain_cost import replaced_seconds
 from megafuse.fusion.chain_search import candidates, chain_item, chains_seconds, left_out
@@ -249,20 +250,20 @@ def _options(
     graph, known = plan.graph, plan.known
     anchors, search = _start(plan, extra, fused, chains)
     items = search.run()
-    parts = (("values stored", extra), ("products with what follows", fused), ("chains", chains))
-    counts = "".join(f"{what}: {len(those)}; " for what, those in parts if those)
+    parts = (("stored value", extra), ("generated product", fused), ("chain", chains))
+    counts = "".join(f", {counted(len(those), what)}" for what, those in parts if those)
     unwritten = unwritten_bytes(graph, anchors.materialised, items) / known.device.dram_bandwidth if fused else 0.0
     unwritten -= chains_seconds(graph, anchors.materialised, items, chains, known.device, plan.dots.tf32)
     out: list[CoverOption] = []
     for name, groups in (
         ("separate kernels", single_groups(items, known.device)),
-        ("phases", group_items(search, items, known.device)),
+        ("kernels of several phases", group_items(search, items, known.device)),
     ):
         if not out or len(groups) != len(out[0].groups):
             seconds = total_seconds(groups) - unwritten
             tf32 = plan.dots.tf32
             made = (graph, anchors, search, tuple(groups), decisions, tf32, chains)
-            out.append(CoverOption(counts + name, seconds, *made))
+            out.append(CoverOption(name + counts, seconds, *made))
     return out
 
 

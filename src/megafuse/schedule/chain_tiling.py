@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from megafuse.core.device import DeviceSpec
 from megafuse.core.dtypes import DType
 from megafuse.core.sizes import ceil_div
+from megafuse.core.text import counted
 from megafuse.ir.chain import UNIT, block, turned_rows
 from megafuse.schedule.chain_tile import ChainRules, ChainTile
 
@@ -65,7 +66,7 @@ def choose_chain_tile(request: ChainRequest, device: DeviceSpec) -> ChainTile:
         turned=request.turned,
         early=walks > 1 and not request.plain and _early_registers(request, rows, warps) <= EARLY_REGISTERS,
         shares=shares,
-        why=f"{tiles} tiles, {walks} a program{sharing}; {kept}",
+        why=f"{counted(tiles, 'tile')}, {walks} a program{sharing}; {kept}",
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from megafuse.core.device import DeviceSpec
 from megafuse.core.dtypes import DType
 from megafuse.core.sizes import ceil_div
+from megafuse.core.text import counted
 from megafuse.ir.trace import Inst, Trace
 from megafuse.schedule.types import DotTile
 
@@ -75,7 +76,7 @@ def choose_dot_tile(
         programs=device.sms * sizes.per_sm(best),
         num_warps=best.warps,
         num_stages=sizes.stages(best),
-        why=f"{tiles} tiles on {device.sms} SMs",
+        why=f"{counted(tiles, 'tile')} on {device.sms} SMs",
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from megafuse.core.device import DeviceSpec
 from megafuse.core.sizes import ceil_div, may_exceed, typical
+from megafuse.core.text import counted
 from megafuse.fusion.plan import Cover, KernelGroup
 from megafuse.ir.chain import external_reads
 from megafuse.ir.graph import Node, contiguous_strides
@@ -97,7 +98,7 @@ class KernelMaker:
             col_grid=True,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
-            why=f"{tile.parts} pieces of the product's tiles; {tile.why}",
+            why=f"{counted(tile.parts, 'piece')} of the product's tiles; {tile.why}",
         )
         partials: dict[Node, Partial] = {}
         outer = tuple(a for a in nest.space.rows if a.name in fixed)
