@@ -45,6 +45,6 @@ def cover_of(made: Graph) -> Cover:
     return min(cover_options(made, {}, DEVICE), key=lambda option: option.seconds).cover()
 
 
-def step_of(made: Graph) -> Step:
+def step_of(made: Graph, *, finishers_alone: bool = False) -> Step:
     """The scheduled step of a graph whose outputs are contiguous."""
-    return build_step(cover_of(made), DEVICE)
+    return build_step(cover_of(made), DEVICE, finishers_alone=finishers_alone)

@@ -123,11 +123,16 @@ def test_finishers_share_a_launch_where_their_kernels_do() -> None:
     check_order(step)
 
 
-def test_finishers_of_kernels_that_are_tuned_stay_with_them() -> None:
-    step = step_of(sums(65536, 256, 2))
-    keys = {k.key for k in step.kernels if not k.finishes}
-    assert parts(step) == [1, 1, 1, 1]
-    assert {k.finishes for k in step.kernels if k.finishes} == keys
+def test_finishers_of_kernels_that_are_tuned_share_a_launch_but_to_be_measured() -> None:
+    made = sums(65536, 256, 2)
+    step = step_of(made)
+    assert parts(step) == [1, 1, 2]
+    check_order(step)
+    alone = step_of(made, finishers_alone=True)
+    assert parts(alone) == [1, 1, 1, 1]
+    keys = {k.key for k in step.kernels if k.key}
+    assert {s.key for s in subjects(step)} == keys
+    assert {k.finishes for k in alone.kernels if k.finishes} == keys == {k.key for k in alone.kernels if not k.finishes}
 
 
 def test_a_large_finisher_of_a_shared_kernel_is_a_kernel_like_others(monkeypatch: pytest.MonkeyPatch) -> None:

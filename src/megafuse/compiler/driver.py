@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from megafuse.capture.api import capture
@@ -197,10 +198,14 @@ def compile_captured(
     return Compiled(captured, *chosen, device, planned.selection, clock.seconds)
 
 
-def reschedule(compiled: Compiled, known: Known) -> Compiled:
-    """The same cover with other tiles: schedule and code again."""
+def reschedule(compiled: Compiled, known: Known, *, finishers_alone: bool = False) -> Compiled:
+    """The same cover with other tiles: schedule and code again.
+
+    ``finishers_alone``: kernels that add up the sums of a kernel with a key have launches of their own.
+    """
     clock = _Clock()
-    step: Step = clock.run("schedule", build_step, compiled.cover, compiled.device, known)
+    build = partial(build_step, finishers_alone=finishers_alone)
+    step: Step = clock.run("schedule", build, compiled.cover, compiled.device, known)
     return replace(compiled, step=step, programs=clock.run("codegen", _lower, step), measured={})
 
 

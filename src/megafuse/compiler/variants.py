@@ -118,7 +118,7 @@ def make_variants(
     Kernels do not see one another's tiles, so that many can be asked for at once. One that is not in the step (its
     partial sums went) is left out, and so is one whose tiles were not taken.
     """
-    made = reschedule(compiled, tiles.get)
+    made = reschedule(compiled, tiles.get, finishers_alone=True)
     at = {d.name: d.typical for d in open_dims(made.step.buffers)}
     by_key = {k.key: n for n, k in reversed(list(enumerate(made.step.kernels)))}
     found = {}

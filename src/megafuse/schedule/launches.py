@@ -26,22 +26,20 @@ MOST_BUFFERS = 128  # arguments of one kernel
 MOST_BYTES = 16 * 2**20  # of the step's values that one launch touches: so much, at most, may live longer for it
 
 
-def share_launches(works: Sequence[Work], device: DeviceSpec) -> list[Work]:
+def share_launches(works: Sequence[Work], device: DeviceSpec, finishers_alone: bool = False) -> list[Work]:
     """The calls of a step, small kernels that do not depend on one another joined.
 
     ``works`` are in an order in which they can run; the result may be in none. A shared kernel has no key: its parts
-    keep the tiles that they have alone. What adds up the partial sums of a kernel that has a key stays by itself, since
-    both are measured together; but for chains, where a launch saved is worth more than tiles that may be measured.
+    keep the tiles that they have alone. ``finishers_alone``: what adds up the partial sums of a kernel that has a key
+    stays by itself, so that both can be measured together.
     """
     small = [n for n, w in enumerate(works) if w.kernel is not None and is_small(w, w.kernel, device)]
     if len(small) < 2:
         return list(works)
     sharing = _Sharing(works)
     sharing.join(n for n in small if not _plan(works[n]).finishes)
-    keys = sharing.keys()
-    sharing.join(n for n in small if _plan(works[n]).finishes and _plan(works[n]).finishes not in keys)
-    chains = {w.kernel.key for w in works if w.kernel is not None and w.kernel.chain is not None}
-    sharing.join(n for n in small if _plan(works[n]).finishes in chains & keys)
+    kept = sharing.keys() if finishers_alone else set()
+    sharing.join(n for n in small if _plan(works[n]).finishes and _plan(works[n]).finishes not in kept)
     return sharing.joined()
 
 
@@ -126,7 +124,7 @@ class _Sharing:
 
     def joined(self) -> list[Work]:
         """One work for each group, in the place of its first, among those that remain."""
-        keys = self.keys() - {_plan(self.works[n]).finishes for g in self.groups for n in g.numbers}
+        keys = self.keys()
         made = {n: _on_its_own(self.works[n], keys) for n in self._alone()}
         made |= {g.numbers[0]: self._work(g) for g in self.groups}
         return [made[n] for n in sorted(made)]
@@ -140,8 +138,7 @@ class _Sharing:
 
 
 def _on_its_own(work: Work, keys: set[str]) -> Work:
-    """A kernel whose finishers are shared has no key, and what else finishes its sums is a kernel like others."""
-    if work.kernel is None:
+    """What finishes the sums of a kernel without a key is a kernel like others."""
+    if work.kernel is None or work.kernel.finishes in keys:
         return work
-    key, finishes = (k if k in keys else "" for k in (work.kernel.key, work.kernel.finishes))
-    return replace(work, kernel=replace(work.kernel, key=key, finishes=finishes))
+    return replace(work, kernel=replace(work.kernel, finishes=""))

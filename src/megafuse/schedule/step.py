@@ -37,14 +37,20 @@ from megafuse.schedule.types import (
 TENSOR_COPIES_SINCE = 90  # compute capability, times ten, from which there is an engine for them
 
 
-def build_step(cover: Cover, device: DeviceSpec, known: Known = nothing_known) -> Step:
-    """Schedule a cover. ``known(key)``: tiles to take for a kernel in place of the heuristic's, or None."""
-    return with_pools(_StepBuilder(cover, device, known).run())
+def build_step(
+    cover: Cover, device: DeviceSpec, known: Known = nothing_known, *, finishers_alone: bool = False
+) -> Step:
+    """Schedule a cover. ``known(key)``: tiles to take for a kernel in place of the heuristic's, or None.
+
+    ``finishers_alone``: see ``share_launches``.
+    """
+    return with_pools(_StepBuilder(cover, device, known, finishers_alone).run())
 
 
 class _StepBuilder:
-    def __init__(self, cover: Cover, device: DeviceSpec, known: Known) -> None:
+    def __init__(self, cover: Cover, device: DeviceSpec, known: Known, finishers_alone: bool) -> None:
         self.cover, self.graph, self.device = cover, cover.graph, device
+        self.finishers_alone = finishers_alone
         self.maker = KernelMaker(cover, device, known)
         self.kernels = self.maker.run()
         self.names: dict[Node, str] = {}
@@ -55,7 +61,7 @@ class _StepBuilder:
         kept = frozenset(memory_of(n, self.cover.materialised) for n in self.graph.outputs if n is not None)
         sizes = {n: n.type.nbytes for w in works for n in (*w.reads, *w.writes)}
         order = order_work(works, kept, sizes)
-        shared = share_launches(order, self.device)
+        shared = share_launches(order, self.device, self.finishers_alone)
         order = order if len(shared) == len(order) else order_work(shared, kept, sizes)
         self._name_values(order)
         saved = self._saved(order)
