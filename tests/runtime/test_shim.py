@@ -309,25 +309,29 @@ def test_machine_code_is_looked_at_where_operands_have_several_layouts(monkeypat
     assert "UR61" in fault_of(f"{one}\nor.b64 \t%rd38, %rd132, {narrow};", b"") and asked == ["-sass"]
 
 
-ADDED = "mov.b32 \t%r3, 65537;\nadd.s16x2 \t%r1, %r2, %r3;\n"
+ADDED = "add.s16x2 \t%r1, %r2, %r3;\n"
+LOST = "/*0100*/ VIADD.16x2 R5, R4, 0x10001 ;\n/*0110*/ VIADD.16x2 R4, R4, 0x0 ;"
 
 
-@pytest.mark.parametrize(
-    "ptx",
-    [
-        ADDED,
-        "add.s16x2 \t%r1, %r2, 65537;",
-        "add.s16x2 \t%r1, %r4, %r2;\nmov.u32 \t%r5, 9;\nadd.s16x2 \t%r6, %r5, %r1;",
-        "mov.b16 \t%rs1, 7;\nmov.b32 \t%r3, {%rs2, %rs1};\nadd.s16x2 \t%r1, %r2, %r3;",
-    ],
-)
-def test_packed_additions_of_constants_are_refused(ptx: str) -> None:
-    assert "packed" in shim_worker.fault_of(ptx, b"")
+@pytest.mark.parametrize("sass", [LOST, "/*0100*/ @P0 VIADD.16x2 R5, R4, -0x1 ;"])
+def test_packed_additions_of_constants_are_refused(sass: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shim_worker, "_cuobjdump", lambda cubin, option: sass)
+    assert "packed" in shim_worker.fault_of(ADDED, b"")
+    assert not shim_worker.fault_of("add.s32 \t%r1, %r2, 65537;", b"")
 
 
-def test_packed_additions_of_values_are_not() -> None:
-    counted = "mov.b32 \t%r9, 5;\nmov.b32 \t%r3, {%rs2, %rs1};\nadd.s16x2 \t%r1, %r2, %r3;\nadd.s16x2 \t%r4, %r1, %r1;"
-    assert not shim_worker.fault_of(counted, b"")
+def test_packed_additions_of_values_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = "/*0100*/ VIADD.16x2 R5, R4, R9 ;\n/*0110*/ IADD3 R4, R4, 0x10001, RZ ;"
+    monkeypatch.setattr(shim_worker, "_cuobjdump", lambda cubin, option: values)
+    assert not shim_worker.fault_of(ADDED, b"")
+
+
+def test_packed_additions_that_cannot_be_looked_at_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(cubin: bytes, option: str) -> str:
+        raise FileNotFoundError("cuobjdump")
+
+    monkeypatch.setattr(shim_worker, "_cuobjdump", missing)
+    assert "packed" in shim_worker.fault_of(ADDED, b"")
 
 
 KEPT = """

@@ -135,30 +135,6 @@ def test_rule_widens_smoothly_below_the_full_sample() -> None:
     assert RULE.widen(40) == pytest.approx(1 + 4 * (40**-0.5 - 1 / 64))
 
 
-def ill_conditioned(seed: int, factor: float) -> bool:
-    """The verdict on errors of equal law, ``factor`` apart, of rows that each amplify rounding in their own way."""
-    draw = torch.Generator().manual_seed(seed)
-    exact = torch.randn((224, 2), dtype=torch.float64, generator=draw)
-    amplified = 1e-6 / torch.randn((224, 1), dtype=torch.float64, generator=draw).abs().clamp(min=0.01) ** 2
-    errors = [amplified * torch.randn((224, 2), dtype=torch.float64, generator=draw) for _ in range(2)]
-    return ok(measure("x", "output", exact + factor * errors[0], exact + errors[1], exact))
-
-
-def test_normal_errors_count_as_they_are_and_one_that_dominates_as_one() -> None:
-    _, exact = rounded((64, 128), torch.float32)
-    normal = exact + 1e-3 * rounded((64, 128), torch.float32, seed=1)[1]
-    assert measure("x", "output", normal, normal, exact).independent == pytest.approx(64 * 128, rel=0.1)
-    unfused = exact.clone()
-    unfused[0, 0] += 1.0
-    alone = measure("x", "output", unfused.float(), unfused.float(), exact)
-    assert alone.independent == pytest.approx(2, rel=0.01)
-
-
-def test_ill_conditioned_rows_are_judged_by_how_much_their_errors_tell() -> None:
-    assert sum(ill_conditioned(seed, 1.0) for seed in range(100)) >= 97  # 85 where N counts all
-    assert not any(ill_conditioned(seed, 30.0) for seed in range(100))
-
-
 def test_same_bits() -> None:
     nan = torch.tensor([1.0, float("nan")])
     assert same_bits(nan, nan.clone())

@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-_PACKED_ADD = re.compile(r"add\.s16x2\s+%\w+, ([^;]*);")  # ptxas 12.8 and 12.9 lose the constants of some
-_MOVED = re.compile(r"mov\.[bsu]\d+\s+(%\w+), ([^;]*);")
+PACKED_ADD = "add.s16x2"
+_PACKED_CONSTANT = re.compile(r"ADD\S*\.16x2\s[^;]*0x")
 _DESCRIPTOR = re.compile(r"(?:or|add)\.[bs]64 [^;]*, (-?\d{18,});")  # address of an operand of wgmma, with its layout
 _JUMPS = frozenset("BRA BRX JMP JMX CALL RET EXIT BREAK BSSY BSYNC WARPSYNC YIELD".split())
 _MOVES = ("MOV", "IMAD.U32", "IMAD.MOV.U32")
@@ -91,7 +91,7 @@ def _source(fn: Any, params: list[str], sizes: int) -> Any:
 
 def fault_of(ptx: str, cubin: bytes) -> str:
     """What the assembler is known to have made wrong in a kernel, or may have; empty if nothing."""
-    if adds_packed_constants(ptx):
+    if PACKED_ADD in ptx and adds_packed_constants(cubin):
         return "LLVM made packed 16-bit additions of constants, and ptxas loses some of these"
     layouts = {int(text) >> 32 for text in _DESCRIPTOR.findall(ptx)}
     if len(layouts) > 1:
@@ -103,20 +103,15 @@ def fault_of(ptx: str, cubin: bytes) -> str:
     return ""
 
 
-def adds_packed_constants(ptx: str) -> bool:
-    """Whether some packed 16-bit addition has a constant operand: triton-lang/triton#11581."""
-    additions = _PACKED_ADD.findall(ptx)
-    if not additions:
-        return False
-    moved = {register: re.split(r"[{}, ]+", value) for register, value in _MOVED.findall(ptx)}
+def adds_packed_constants(cubin: bytes) -> bool:
+    """Whether some packed 16-bit addition has a constant operand; so it seems where there is no disassembler.
 
-    def constant(operand: str, depth: int = 3) -> bool:
-        """``operand`` is a number, or a register into which one was moved (or a pair with one)."""
-        if not operand.startswith("%"):
-            return bool(operand)
-        return depth > 0 and any(constant(part, depth - 1) for part in moved.get(operand, ()))
-
-    return any(constant(operand) for text in additions for operand in text.split(", "))
+    ptxas 12.8 and 12.9 may then have lost the constant of another one: triton-lang/triton#11581.
+    """
+    try:
+        return bool(_PACKED_CONSTANT.search(_cuobjdump(cubin, "-sass")))
+    except (OSError, subprocess.SubprocessError):
+        return True
 
 
 def read_before_written(sass: str) -> list[str]:

@@ -82,7 +82,7 @@ def chain_rules(request: ChainRequest, heuristic: ChainTile, device: DeviceSpec)
         narrow=device.narrow_tiles,
         unit=UNIT,
         sms=device.sms,
-        shared=max(1, request.products),
+        most_shares=max(1, request.products),
     )
 
 

@@ -34,8 +34,7 @@ class Sample:
     """Sums over the elements of one tensor (one seed, or several added up). e = fused - oracle, d = unfused - oracle.
 
     ``elements`` counts those finite in all three; ``excess`` is the largest |e| beyond the ulp part of the max rule;
-    ``unfused_fourth`` is sum(d**4); ``column_*`` hold, per index of the last axis, sum(e * o); ``row_square`` is the
-    sum over rows of sum(e * o)**2.
+    ``column_*`` hold, per index of the last axis, sum(e * o); ``row_square`` is the sum over rows of sum(e * o)**2.
     """
 
     name: str
@@ -48,7 +47,6 @@ class Sample:
     mismatches: int = 0
     fused_square: float = 0.0
     unfused_square: float = 0.0
-    unfused_fourth: float = 0.0
     oracle_square: float = 0.0
     fused_cross: float = 0.0
     unfused_cross: float = 0.0
@@ -74,12 +72,6 @@ class Sample:
     def oracle_rms(self) -> float:
         """RMS(oracle)."""
         return math.sqrt(self.oracle_square / max(self.elements, 1))
-
-    @property
-    def independent(self) -> float:
-        """How many normal errors tell the unfused RMS as well as these do: 2 N / (k - 1) at a kurtosis k over 3."""
-        kurtosis = self.unfused_fourth * self.elements / self.unfused_square**2 if self.unfused_square else 0.0
-        return self.elements * 2.0 / (max(kurtosis, 3.0) - 1.0)
 
     @property
     def gain(self) -> float:
@@ -117,7 +109,7 @@ class Sample:
 
 _SUMMED = (
     *("elements", "skipped", "mask_errors", "nonfinite", "mismatches", "fused_square", "unfused_square"),
-    *("unfused_fourth", "oracle_square", "fused_cross", "unfused_cross", "row_square"),
+    *("oracle_square", "fused_cross", "unfused_cross", "row_square"),
 )
 
 
@@ -189,7 +181,6 @@ def _chunk(
         nonfinite=int((~torch.isfinite(f) | ~torch.isfinite(u)).sum()),
         fused_square=float(e.square().sum()),
         unfused_square=float(d.square().sum()),
-        unfused_fourth=float(d.square().square().sum()),
         oracle_square=float(o0.square().sum()),
         fused_cross=float(cross.sum()),
         unfused_cross=float((d * o0).sum()),

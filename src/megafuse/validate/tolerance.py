@@ -40,7 +40,7 @@ SURROGATE_SCALE = math.sqrt(2.0) * PRECISIONS[torch.float64].eps / PRECISIONS[to
 class Rule:
     """The acceptance rule. ``f``, ``u``, ``o`` are the fused, unfused and oracle values; ``R`` is RMS(o).
 
-    * RMS:  RMS(f-o) <= rms_factor * widen(N) * RMS(u-o) + rms_ulps * ulp(R), with N the ``independent`` errors of u
+    * RMS:  RMS(f-o) <= rms_factor * widen(N) * RMS(u-o) + rms_ulps * ulp(R)
     * max:  |f-o| <= max_factor * max|u-o| + max_ulps * ulp(max(|o|, R))   at every element
     * gain: |g(f)| <= gain_factor * |g(u)| + gain_sigmas * se + gain_ulps * eps + gain_arithmetic,
       where g(a) = sum((a-o) * o) / sum(o * o) is the part of the error that scales the result, se its standard error
@@ -57,15 +57,15 @@ class Rule:
     gain_ulps: float = 1.0 / 32.0
     gain_arithmetic: float = 4.0 * 2.0**-23
 
-    def widen(self, elements: float) -> float:
+    def widen(self, elements: int) -> float:
         """Factor for samples below ``full_sample``: the ratio of two RMS estimates has relative error 1/sqrt(N)."""
         if elements >= self.full_sample:
             return 1.0
         spread = 1.0 / math.sqrt(max(elements, 1)) - 1.0 / math.sqrt(self.full_sample)
         return 1.0 + self.small_sample_sigmas * spread
 
-    def rms_limit(self, unfused_rms: float, oracle_rms: float, dtype: torch.dtype, elements: float) -> float:
-        """Largest accepted RMS(f-o) for ``elements`` pooled, independent elements."""
+    def rms_limit(self, unfused_rms: float, oracle_rms: float, dtype: torch.dtype, elements: int) -> float:
+        """Largest accepted RMS(f-o) for ``elements`` pooled elements."""
         slack = self.rms_ulps * ulp(oracle_rms, dtype)
         return self.rms_factor * self.widen(elements) * unfused_rms + slack
 

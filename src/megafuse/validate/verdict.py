@@ -68,7 +68,7 @@ def _judge_one(sample: Sample, pooled: bool, require_finite: bool, rule: Rule) -
     if not sample.dtype.is_floating_point:
         reasons = [f"{sample.mismatches} elements differ; integers must be equal"] if sample.mismatches else []
         return _verdict(sample, math.inf, math.inf, None, reasons, sample.bad_mask)
-    limit = rule.rms_limit(sample.unfused_rms, sample.oracle_rms, sample.dtype, sample.independent)
+    limit = rule.rms_limit(sample.unfused_rms, sample.oracle_rms, sample.dtype, sample.elements)
     gain_limit = rule.gain_limit(sample.unfused_gain, sample.gain_error, sample.dtype)
     reasons = _finite_reasons(sample, require_finite)
     witnesses = sample.bad_mask
@@ -90,7 +90,7 @@ def _judge_one(sample: Sample, pooled: bool, require_finite: bool, rule: Rule) -
 def _judge_pool(pool: Sequence[Sample], rule: Rule) -> Verdict:
     total = sum((_normalised(s) for s in pool[1:]), start=_normalised(pool[0]))
     total = replace(total, name=f"{_pool_name(total)} ({len(pool)} tensors, relative)")
-    limit = rule.rms_limit(total.unfused_rms, total.oracle_rms, total.dtype, total.independent)
+    limit = rule.rms_limit(total.unfused_rms, total.oracle_rms, total.dtype, total.elements)
     reasons = _rms_reasons(total, limit)
     if reasons:
         worst = max(pool, key=lambda s: _normalised(s).fused_square)
@@ -105,7 +105,6 @@ def _normalised(sample: Sample) -> Sample:
     """
     scale = max(sample.oracle_rms, sample.unfused_rms / precision(sample.dtype).eps) or 1.0
     squares = {f: getattr(sample, f) / scale**2 for f in ("fused_square", "unfused_square", "oracle_square")}
-    squares["unfused_fourth"] = sample.unfused_fourth / scale**4
     largest = {f: getattr(sample, f) / scale for f in ("fused_max", "unfused_max")}
     return replace(sample, **squares, **largest, column_cross=None, fused_cross=0.0, worst=())
 
