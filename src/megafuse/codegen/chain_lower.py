@@ -111,7 +111,6 @@ class _ChainLowering:
             held=tile.held,
             turned=tile.turned,
             early=tile.early,
-            shares=tile.shares,
         )
 
     def _phase(self, at: int, schedule: PhaseSchedule) -> None:
