@@ -346,4 +346,4 @@ def test_finishers_of_two_chains_share_a_launch() -> None:
     assert len(both.step.kernels) == 2 * len(one.step.kernels) - 1
     shared = [k for k in both.step.kernels if k.apart]
     assert len(shared) == 1 and not shared[0].key
-    assert sorted(bool(k.key) for k in both.step.kernels if k.chain is not None) == [False, False, True, True]
+    assert all(k.key for k in both.step.kernels if k.chain is not None), "chains are tuned all the same"
