@@ -107,6 +107,12 @@ def test_unused_parameters_must_stay_without_gradient() -> None:
     assert report.structure == ("grad bias: given, but the reference has none",)
 
 
+def test_a_report_is_true_where_all_is_well() -> None:
+    x = torch.randn(64, 4)
+    assert check(torch.sin, x, fused=torch.sin, options=FAST)
+    assert not check(torch.sin, x, fused=lambda x: 1.01 * torch.sin(x), options=FAST)
+
+
 def test_nan_and_inf_must_be_where_the_reference_has_them() -> None:
     x = torch.randn(64, 4).abs() + 0.1
     x[0, 0], x[1, 1] = float("nan"), float("inf")

@@ -23,7 +23,7 @@ def cache_report() -> str:
     size = sum(f.stat().st_size for f in files)
     lines = [
         f"{folder}",
-        f"{counted(len(files), 'file')}, {quantity(size, 'B')} (moved by the environment variable {ENV})",
+        f"{counted(len(files), 'file')}, {quantity(size, 'B')} (the environment variable {ENV} moves it)",
     ]
     for device, entries in groupby(all_entries(), key=lambda pair: pair[0]):
         lines.append(f"{counted(len(list(entries)), 'kernel')} measured on {device} (--tuned lists them)")

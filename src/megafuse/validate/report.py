@@ -20,7 +20,7 @@ class CheckReport:
     ``verdicts``: the acceptance rule, per tensor and per pool of small tensors. ``structure``: differences in shape,
     dtype, strides, requires_grad, unused gradients or plain values. ``determinism``: tensors that were not repeatable,
     and how. ``seeds``: inputs drawn; ``repeats``: runs compared bit by bit; ``poisoned``: allocations filled with NaN.
-    ``notes``: what a reader of the verdict must know, as that nothing was fused.
+    ``notes``: what a reader of the verdict must know, as that nothing was fused. A report is true where all is well.
     """
 
     subject: str
@@ -36,6 +36,10 @@ class CheckReport:
     def ok(self) -> bool:
         """True if every comparison passed and something was compared."""
         return bool(self.verdicts) and not self.failures
+
+    def __bool__(self) -> bool:
+        """``ok``."""
+        return self.ok
 
     @property
     def failures(self) -> tuple[str, ...]:
