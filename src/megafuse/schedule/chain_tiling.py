@@ -24,7 +24,8 @@ class ChainRequest:
 
     ``widths`` of the row values; ``matrices``: (K, N) of each matrix that is loaded; ``sums``: of each sum over rows,
     (1, N) for a sum of rows themselves. ``plain``: fp32 products without matrix units. ``loaded``: bytes of
-    each row that come from memory. ``turned``: tiles are columns by rows; ``turns``: they could be.
+    each row that come from memory. ``turned``: tiles are columns by rows; ``turns``: they could be. ``products``: how
+    many of the sums are of products.
     """
 
     rows: int
@@ -36,6 +37,7 @@ class ChainRequest:
     loaded: int = 0
     turned: bool = False
     turns: bool = False
+    products: int = 0
 
 
 def choose_chain_tile(request: ChainRequest, device: DeviceSpec) -> ChainTile:
@@ -52,7 +54,9 @@ def choose_chain_tile(request: ChainRequest, device: DeviceSpec) -> ChainTile:
     walks = ceil_div(tiles, min(tiles, device.sms * per_sm))
     if per_sm > 1 and not request.plain:
         walks = min(walks, LONGEST_WALK)
+    shares = _shares(request, device.sms // tiles) if walks == 1 else 1
     kept = f"{held // 1024} KiB of matrices {'kept' if keeps else 'read per tile'}"
+    sharing = f", {shares} programs a tile" if shares > 1 else ""
     return ChainTile(
         rows=rows,
         rows_per_chunk=walks * rows,
@@ -60,8 +64,19 @@ def choose_chain_tile(request: ChainRequest, device: DeviceSpec) -> ChainTile:
         held=keeps,
         turned=request.turned,
         early=walks > 1 and not request.plain and _early_registers(request, rows, warps) <= EARLY_REGISTERS,
-        why=f"{counted(tiles, 'tile')}, {walks} a program; {kept}",
+        shares=shares,
+        why=f"{counted(tiles, 'tile')}, {walks} a program{sharing}; {kept}",
     )
+
+
+def _shares(request: ChainRequest, room: int) -> int:
+    """Programs that share out the sums of a tile, where there is ``room`` for so many that would be idle.
+
+    Storing sums takes longer than all products before them. Where a program would still store more than two, the
+    products that all repeat cost as much.
+    """
+    shares = max(1, min(request.products, room))
+    return shares if 2 * shares >= request.products else 1
 
 
 def chain_rules(request: ChainRequest, heuristic: ChainTile, device: DeviceSpec) -> ChainRules:
@@ -76,6 +91,7 @@ def chain_rules(request: ChainRequest, heuristic: ChainTile, device: DeviceSpec)
         narrow=device.narrow_tiles,
         unit=UNIT,
         sms=device.sms,
+        most_shares=max(1, request.products),
     )
 
 
