@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -381,4 +382,11 @@ def cases(dtype: DType, narrow: bool = False) -> list[Case]:
 def other_cases() -> list[Case]:
     """Programs on the other types."""
     kinds = ((DType.F32, False), (DType.F32, True), (DType.F64, True), (DType.I64, False), (DType.BOOL, False))
-    return [reductions(dtype, 2, looped) for dtype, looped in kinds]
+    made = [reductions(dtype, 2, looped) for dtype, looped in kinds]
+    return [*made, *map(last_first, (layer_norm_backward(DType.BF16, 11, 20, (16, 4), 2, 4), made[1]))]
+
+
+def last_first(case: Case) -> Case:
+    """``case`` with programs that start with the last rows."""
+    name = f"{case.name}_last_first"
+    return replace(case, name=name, program=replace(case.program, name=name, last_first=True))

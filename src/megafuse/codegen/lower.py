@@ -55,7 +55,16 @@ def lower_kernel(
         PhaseLowering(p, buffers, names).run(_written(p) if kernel.apart else f"phase {n}")
         for n, p in enumerate(kernel.phases)
     )
-    return TileProgram(kernel.name, kernel.doc, params, phases, kernel.num_warps, kernel.num_stages, kernel.apart)
+    return TileProgram(
+        kernel.name,
+        kernel.doc,
+        params,
+        phases,
+        kernel.num_warps,
+        kernel.num_stages,
+        apart=kernel.apart,
+        last_first=kernel.last_first,
+    )
 
 
 def _written(phase: PhaseSchedule) -> str:

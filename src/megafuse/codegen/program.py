@@ -280,7 +280,11 @@ class Param:
 
 @dataclass(frozen=True)
 class TileProgram:
-    """One kernel, ready to print. ``apart``: its phases have programs of their own; none reads another's results."""
+    """One kernel, ready to print.
+
+    ``apart``: its phases have programs of their own; none reads another's results. ``last_first``: program 0 has the
+    last rows.
+    """
 
     name: str
     doc: tuple[str, ...]
@@ -289,6 +293,7 @@ class TileProgram:
     num_warps: int
     num_stages: int = 1
     apart: bool = False
+    last_first: bool = False
 
     @property
     def programs(self) -> int:

@@ -93,6 +93,7 @@ class StepReader:
             shares=self._shares(kernel.dram_bytes, flops, dtype, measured or seconds),
             coalesced=coalescing(kernel.phases, self._strides),
             apart=kernel.apart,
+            last_first=kernel.last_first,
         )
 
     def _shares(self, dram_bytes: int, flops: int, dtype: str, seconds: float) -> tuple[float, float]:

@@ -63,7 +63,7 @@ class KernelInfo:
     ``shares``: of DRAM bandwidth and of the peak of matrix units, at ``measured`` time where that is known.
     ``measured``: seconds of a launch on this GPU, where its tiles were measured. ``resources``: where it was compiled.
     ``coalesced``: what its loads use of the memory sectors that they touch. ``apart``: its phases are small kernels
-    that share the launch.
+    that share the launch. ``last_first``: programs start with the last rows, which the L2 holds.
     """
 
     name: str
@@ -83,6 +83,7 @@ class KernelInfo:
     coalesced: float = 1.0
     resources: Resources | None = None
     apart: bool = False
+    last_first: bool = False
 
 
 @dataclass(frozen=True)

@@ -133,6 +133,8 @@ def _phases(kernel: KernelInfo) -> list[str]:
     if kernel.apart:
         alike = [f"{count} with {tile}" for tile, count in Counter(tiles).items()]
         return [f"{len(tiles)} small kernels that share a launch: {alike[0]}", *(f"and {one}" for one in alike[1:])]
+    if kernel.last_first:
+        tiles[0] += ", the last rows first: the L2 holds these from the call before"
     return tiles if len(tiles) == 1 else [f"phase {n}: {tile}" for n, tile in enumerate(tiles)]
 
 

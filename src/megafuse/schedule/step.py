@@ -10,6 +10,7 @@ from megafuse.ir.graph import Graph, Node
 from megafuse.ir.types import Input, Opaque, Pick
 from megafuse.ir.views import is_dense, memory_of, strided_view
 from megafuse.schedule.choice import Known, nothing_known
+from megafuse.schedule.direction import last_rows_first
 from megafuse.schedule.kernel_plan import ChainDotPlan, ChainPlan, DotPlan, KernelPlan
 from megafuse.schedule.kernels import KernelMaker
 from megafuse.schedule.launches import share_launches
@@ -67,7 +68,9 @@ class _StepBuilder:
         saved = self._saved(order)
         self._make_buffers(order, saved)
         numbers = {id(w): n for n, w in enumerate(w for w in order if w.kernel is not None)}
-        schedules = tuple(self._kernel(w.kernel, n) for n, w in enumerate(w for w in order if w.kernel is not None))
+        turned = last_rows_first(order, self.device)
+        kernels = [(w.kernel, at in turned) for at, w in enumerate(order) if w.kernel is not None]
+        schedules = tuple(self._kernel(kernel, n, last) for n, (kernel, last) in enumerate(kernels))
         forward = self._calls([w for w in order if w.forward], numbers, self._outputs_of(True) | set(saved))
         backward = self._calls([w for w in order if not w.forward], numbers, self._outputs_of(False), saved)
         return Step(
@@ -127,8 +130,7 @@ class _StepBuilder:
     def _buffer(self, node: Node, strides: tuple[int, ...], kind: str, position: int = -1) -> None:
         self.buffers[node] = Buffer(self.names[node], node.shape, strides, node.dtype, kind, position)
 
-    def _kernel(self, plan: KernelPlan | None, number: int) -> KernelSchedule:
-        assert plan is not None
+    def _kernel(self, plan: KernelPlan, number: int, last_first: bool) -> KernelSchedule:
         phases = tuple(
             PhaseSchedule(
                 p.trace,
@@ -158,6 +160,7 @@ class _StepBuilder:
             dot=None if plan.dot is None else self._dot(plan.dot),
             chain=None if plan.chain is None else self._chain(plan.chain),
             apart=plan.apart,
+            last_first=last_first,
         )
 
     def _dot(self, plan: DotPlan) -> DotPart:

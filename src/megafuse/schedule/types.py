@@ -284,7 +284,8 @@ class KernelSchedule:
 
     ``key`` names what it computes, whatever its tiles (``schedule.identity``); ``finishes`` is the key of the kernel
     whose partial sums it adds up, or empty. ``dot``: what it multiplies. ``chain``: the dots between its phases.
-    ``apart``: its phases are small kernels that share a launch, each with programs of its own.
+    ``apart``: its phases are small kernels that share a launch, each with programs of its own. ``last_first``: its
+    programs start with the last rows (``schedule.direction``).
     """
 
     name: str
@@ -300,6 +301,7 @@ class KernelSchedule:
     key: str = ""
     finishes: str = ""
     apart: bool = False
+    last_first: bool = False
 
     @property
     def args(self) -> tuple[str, ...]:

@@ -125,6 +125,8 @@ def grid_names(program: TileProgram, namer: Namer, own: str = "") -> GridNames:
     pid, chunk = namer.one("pid"), namer.one("chunk")
     real = [axis.name for axis in first.fixed if axis.size != 1]
     fixed = namer.one(real[0] if len(real) == 1 else "fixed")
+    if program.last_first:
+        own = "tl.num_programs(0) - 1 - tl.program_id(0)"
     whole = own if own.isidentifier() else f"({own})" if own else "tl.program_id(0)"
     source, column = f"{whole}{rows}" if rows else own or whole, f"tl.program_id(1){cols}"
     if program.one_grid_axis or (own and first.col_grid):

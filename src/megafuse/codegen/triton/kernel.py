@@ -144,7 +144,8 @@ def _config(program: TileProgram) -> str:
     names += [f"chunks={first.num_chunks!r}"] * (first.num_chunks != 1)
     cut = f" ({', '.join(names)})" if names else ""
     tiles = "; then ".join(_tile(phase) for phase in program.phases)
-    return f"Grid {grid}{cut}; tile {tiles}; {launch}"
+    order = ", the last rows first" * program.last_first  # the L2 holds the end of what the kernel before left
+    return f"Grid {grid}{cut}{order}; tile {tiles}; {launch}"
 
 
 def _tile(phase: Phase) -> str:
