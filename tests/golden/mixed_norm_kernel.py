@@ -20,10 +20,10 @@ def _rsqrt(x):
 def k0_value(
     x0_ptr,  # bf16 [96, 8, 64]
     value_ptr,  # out bf16 [96, 8, 64], strides [64, 6144, 1]
-    EARLY: tl.constexpr = False,  # launched while the kernel before may still run
+    early: tl.constexpr = False,  # launched while the kernel before may still run
 ):
     """Grid 48 x 1 (chunks=48); tile 16 of 768 rows x 64 columns as 64; num_warps=1, num_stages=1."""
-    if EARLY:
+    if early:
         _wait_for_kernel_before()
     chunk = tl.program_id(0)
     col = tl.arange(0, 64)[None, :]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from megafuse.core.dtypes import DType
 from megafuse.core.sizes import settle
 
-EARLY = "EARLY"  # the parameter that makes a kernel wait for the one before it; see ``KernelSource.waits``
+EARLY = "early"  # the parameter that makes a kernel wait for the one before it; see ``KernelSource.waits``
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class KernelSource:
 
     ``contracts``: the compiler may contract a product and the sum after it, which rounds once instead of twice.
 
-    ``waits``: the kernel has a last parameter ``EARLY``, False unless given. Where it is true, each program waits for
+    ``waits``: the kernel has a last parameter ``early``, False unless given. Where it is true, each program waits for
     the end of the kernel before it ahead of its first access of memory, so that it may be launched before that end.
     """
 

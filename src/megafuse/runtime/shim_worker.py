@@ -45,7 +45,7 @@ def compile_one(kernel: dict[str, Any], arch: int) -> dict[str, Any]:
     fn = _load(kernel["path"], kernel["entry"])
     start = time.perf_counter()
     compiled = triton.compile(
-        _source(fn, kernel["params"], kernel.get("sizes", 0), kernel.get("constants", {})),
+        ast_source(fn, kernel["params"], kernel.get("sizes", 0), kernel.get("constants", {})),
         target=GPUTarget("cuda", arch, 32),
         options=kernel["options"],
     )
@@ -71,7 +71,7 @@ def _load(path: str, entry: str) -> Any:
     return getattr(module, entry)
 
 
-def _source(fn: Any, params: list[str], sizes: int, given: dict[str, Any]) -> Any:
+def ast_source(fn: Any, params: list[str], sizes: int, given: dict[str, Any]) -> Any:
     """The kernel with all pointers 16-byte aligned, then ``sizes`` integers; the rest as ``given`` or by default."""
     from triton.compiler import ASTSource
 

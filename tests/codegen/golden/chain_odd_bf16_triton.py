@@ -50,14 +50,14 @@ def chain_odd_bf16(
     y_ptr,  # out bf16 [37, 3]
     dw_ptr,  # out f32 [2, 5, 20]
     db_ptr,  # out f32 [2, 20]
-    EARLY: tl.constexpr = False,  # launched while the kernel before may still run
+    early: tl.constexpr = False,  # launched while the kernel before may still run
 ):
     """A chain of two products.
 
     Rows times matrices: 5 -> 20, 20 -> 3. Sums over all rows: 5 x 20. 2 programs; tiles of 16 of 37 rows (32 a
     program); num_warps=4, num_stages=1.
     """
-    if EARLY:
+    if early:
         _wait_for_kernel_before()
     chunk = tl.program_id(0)
     col = tl.arange(0, 16)[None, :]

@@ -17,14 +17,14 @@ def chain_rows_f32(
     y_ptr,  # out f32 [5, 9]
     dw_ptr,  # out f32 [3, 12, 16]
     db_ptr,  # out f32 [3, 16]
-    EARLY: tl.constexpr = False,  # launched while the kernel before may still run
+    early: tl.constexpr = False,  # launched while the kernel before may still run
 ):
     """A chain of two products.
 
     Rows times matrices: 12 -> 16, 16 -> 9. Sums over all rows: 12 x 16. 3 programs; tiles of 1 of 5 rows (2 a program);
     num_warps=4, num_stages=1.
     """
-    if EARLY:
+    if early:
         _wait_for_kernel_before()
     chunk = tl.program_id(0)
     col = tl.arange(0, 16)

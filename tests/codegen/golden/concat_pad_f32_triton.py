@@ -18,13 +18,13 @@ def concat_pad_f32(
     number_ptr,  # out i64 [6, 13]
     flag_ptr,  # out bool [6, 13]
     b_copy_ptr,  # out f32 [6, 8]
-    EARLY: tl.constexpr = False,  # launched while the kernel before may still run
+    early: tl.constexpr = False,  # launched while the kernel before may still run
 ):
     """Concat, shift, iota, bools.
 
     Grid 2 x 1 (chunks=2); tile 4 of 6 rows x 13 columns as 16; num_warps=1, num_stages=1.
     """
-    if EARLY:
+    if early:
         _wait_for_kernel_before()
     chunk = tl.program_id(0)
     col = tl.arange(0, 16)[None, :]

@@ -72,13 +72,13 @@ def dot_sums_bf16(
     hidden_ptr,  # out bf16 [2, 200, 136]
     y_ptr,  # out bf16 [54400]
     sums_ptr,  # out f32 [2, 4, 136]
-    EARLY: tl.constexpr = False,  # launched while the kernel before may still run
+    early: tl.constexpr = False,  # launched while the kernel before may still run
 ):
     """h = a @ b and what follows.
 
     Product: 2 of [200, 72] x [72, 136]. 3 programs walk 16 tiles of 64 x 128, 32 deep; num_warps=8, num_stages=2.
     """
-    if EARLY:
+    if early:
         _wait_for_kernel_before()
     zero = tl.program_id(2) * 16384  # 0; not known to be, so indices are not narrowed to 16 bits (a ptxas fault)
     a_desc = tl.make_tensor_descriptor(a_ptr, shape=[2, 200, 72], strides=[72, 144, 1], block_shape=[1, 64, 32])

@@ -22,13 +22,13 @@ def gather_bf16_i32_1(
     cut_out_ptr,  # out f32 [7, 11]
     one_out_ptr,  # out f32 [11]
     total_out_ptr,  # out f32 [7]
-    EARLY: tl.constexpr = False,  # launched while the kernel before may still run
+    early: tl.constexpr = False,  # launched while the kernel before may still run
 ):
     """Loads by index.
 
     Grid 4 x 1 (chunks=4); tile 1 of 7 rows (2 a program) x 11 columns as 8 + 4; num_warps=1, num_stages=1.
     """
-    if EARLY:
+    if early:
         _wait_for_kernel_before()
     chunk = tl.program_id(0)
     col_0 = tl.arange(0, 8)

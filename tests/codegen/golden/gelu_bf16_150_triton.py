@@ -13,13 +13,13 @@ def _wait_for_kernel_before():
 def gelu_bf16_150(
     x_ptr,  # bf16 [5, 150]
     y_ptr,  # out bf16 [5, 150]
-    EARLY: tl.constexpr = False,  # launched while the kernel before may still run
+    early: tl.constexpr = False,  # launched while the kernel before may still run
 ):
     """Tanh GELU.
 
     Grid 3 x 3 (chunks=3); tile 2 of 5 rows x 64 of 150 columns; num_warps=1, num_stages=1.
     """
-    if EARLY:
+    if early:
         _wait_for_kernel_before()
     chunk = tl.program_id(0)
     col = tl.program_id(1) * 64 + tl.arange(0, 64)[None, :]

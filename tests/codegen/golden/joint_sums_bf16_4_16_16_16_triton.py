@@ -21,13 +21,13 @@ def joint_sums_bf16_4_16_16_16(
     s2_ptr,  # out f32 [7]
     s3_ptr,  # out f32 [7]
     s4_ptr,  # out f32 [7]
-    EARLY: tl.constexpr = False,  # launched while the kernel before may still run
+    early: tl.constexpr = False,  # launched while the kernel before may still run
 ):
     """Sums of powers.
 
     Grid 2 x 1 (chunks=2); tile 2 of 7 rows (4 a program) x 45 columns as 16 + 16 + 16; num_warps=2, num_stages=1.
     """
-    if EARLY:
+    if early:
         _wait_for_kernel_before()
     chunk = tl.program_id(0)
     col_0 = tl.arange(0, 16)[None, :]

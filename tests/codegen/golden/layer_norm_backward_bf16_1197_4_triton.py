@@ -31,13 +31,13 @@ def layer_norm_backward_bf16_1197_4(
     dgamma_ptr,  # out f32 [2, 1197]
     dbeta_ptr,  # out f32 [2, 1197]
     peak_ptr,  # out f32 [2]
-    EARLY: tl.constexpr = False,  # launched while the kernel before may still run
+    early: tl.constexpr = False,  # launched while the kernel before may still run
 ):
     """Backward of layer norm over the columns.
 
     Grid 2 x 1 (chunks=2); tile 4 of 13 rows (8 a program) x 1197 columns as 1024 + 256; num_warps=8, num_stages=2.
     """
-    if EARLY:
+    if early:
         _wait_for_kernel_before()
     chunk = tl.program_id(0)
     col_0 = tl.arange(0, 1024)[None, :]

@@ -31,14 +31,14 @@ def layer_norm_backward_bf16_2560_1_2_abreast(
     dgamma_ptr,  # out f32 [3, 2560]
     dbeta_ptr,  # out f32 [3, 2560]
     peak_ptr,  # out f32 [3]
-    EARLY: tl.constexpr = False,  # launched while the kernel before may still run
+    early: tl.constexpr = False,  # launched while the kernel before may still run
 ):
     """Backward of layer norm over the columns.
 
     Grid 3 x 1 (chunks=3); tile 2 abreast of 10 rows (4 a program) x 2560 columns as 2048 + 512; num_warps=8,
     num_stages=2.
     """
-    if EARLY:
+    if early:
         _wait_for_kernel_before()
     chunk = tl.program_id(0)
     col_0 = tl.arange(0, 2048)

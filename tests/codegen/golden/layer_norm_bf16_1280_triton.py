@@ -24,14 +24,14 @@ def layer_norm_bf16_1280(
     y_ptr,  # out bf16 [7, 1280]
     mean_ptr,  # out f32 [7]
     rstd_ptr,  # out f32 [7]
-    EARLY: tl.constexpr = False,  # launched while the kernel before may still run
+    early: tl.constexpr = False,  # launched while the kernel before may still run
 ):
     """Layer norm over the columns.
 
     y = (x - mean) * rstd * gamma + beta
     Grid 2 x 1 (chunks=2); tile 2 of 7 rows (4 a program) x 1280 columns as 1024 + 256; num_warps=4, num_stages=1.
     """
-    if EARLY:
+    if early:
         _wait_for_kernel_before()
     chunk = tl.program_id(0)
     col_0 = tl.arange(0, 1024)[None, :]

@@ -193,13 +193,13 @@ def maps_f32(
     to_f64_ptr,  # out f64 [132]
     to_bool_ptr,  # out bool [132]
     to_f16_ptr,  # out f16 [132]
-    EARLY: tl.constexpr = False,  # launched while the kernel before may still run
+    early: tl.constexpr = False,  # launched while the kernel before may still run
 ):
     """Every pointwise function on f32.
 
     Grid 1 x 1; tile 1 of 1 rows x 132 columns as 256; num_warps=1, num_stages=1.
     """
-    if EARLY:
+    if early:
         _wait_for_kernel_before()
     col = tl.arange(0, 256)
     col_mask = col < 132

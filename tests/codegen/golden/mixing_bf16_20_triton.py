@@ -23,14 +23,14 @@ def mixing_bf16_20(
     mean_ptr,  # out f32 [2, 3]
     rstd_ptr,  # out f32 [2, 3]
     y_ptr,  # out bf16 [2, 4, 15]
-    EARLY: tl.constexpr = False,  # launched while the kernel before may still run
+    early: tl.constexpr = False,  # launched while the kernel before may still run
 ):
     """Layer norm of tokens, then head mixing within a sample.
 
     Grid 2 x 1 (b=2); tile 2 of 3 rows x 20 columns as 32; then 1 of 4 rows x 15 columns as 16; num_warps=4,
     num_stages=1.
     """
-    if EARLY:
+    if early:
         _wait_for_kernel_before()
     b = tl.program_id(0)
     zero = tl.program_id(2) * 16384  # 0; not known to be, so indices are not narrowed to 16 bits (a ptxas fault)

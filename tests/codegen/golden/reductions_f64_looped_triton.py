@@ -52,13 +52,13 @@ def reductions_f64_looped(
     one_prod_ptr,  # out f64 [2]
     col_prod_ptr,  # out f64 [2, 2, 1, 11]
     all_prod_ptr,  # out f64 [2, 2, 1]
-    EARLY: tl.constexpr = False,  # launched while the kernel before may still run
+    early: tl.constexpr = False,  # launched while the kernel before may still run
 ):
     """Reductions.
 
     Grid 4 x 1 (f=2, g=2); tile 4 of 6 rows x 11 columns as 8 + 4; num_warps=1, num_stages=2.
     """
-    if EARLY:
+    if early:
         _wait_for_kernel_before()
     fixed = tl.program_id(0)
     f = fixed // 2

@@ -48,13 +48,13 @@ def rounding_bf16_20(
     out_col_ptr,  # out f32 [20]
     in_scalar_ptr,  # f32 [1]
     out_scalar_ptr,  # out f32 [1]
-    EARLY: tl.constexpr = False,  # launched while the kernel before may still run
+    early: tl.constexpr = False,  # launched while the kernel before may still run
 ):
     """Through bf16.
 
     Grid 2 x 1 (chunks=2); tile 2 of 5 rows (4 a program) x 20 columns as 16 + 4; num_warps=1, num_stages=1.
     """
-    if EARLY:
+    if early:
         _wait_for_kernel_before()
     chunk = tl.program_id(0)
     col_0 = tl.arange(0, 16)[None, :]

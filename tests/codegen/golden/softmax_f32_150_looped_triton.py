@@ -19,13 +19,13 @@ def _max(a, b):
 def softmax_f32_150_looped(
     x_ptr,  # f32 [7, 150]
     y_ptr,  # out f32 [7, 150]
-    EARLY: tl.constexpr = False,  # launched while the kernel before may still run
+    early: tl.constexpr = False,  # launched while the kernel before may still run
 ):
     """Softmax over the columns.
 
     Grid 2 x 1 (chunks=2); tile 2 of 7 rows (4 a program) x 150 columns in blocks of 64; num_warps=4, num_stages=1.
     """
-    if EARLY:
+    if early:
         _wait_for_kernel_before()
     chunk = tl.program_id(0)
     for first_row in range(0, 4, 2):
