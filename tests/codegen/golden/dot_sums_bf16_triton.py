@@ -5,7 +5,7 @@ import triton.language as tl
 @triton.jit
 def _wait_for_kernel_before():
     """Wait until the kernel launched before this one has ended, and what it wrote can be read (sm_90 and later)."""
-    tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+    tl.inline_asm_elementwise("griddepcontrol.wait;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
