@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import triton.language as tl
 from triton.backends import compiler
+from triton.backends.nvidia.compiler import CUDAOptions
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from megafuse.runtime import shim
@@ -15,14 +16,7 @@ from megafuse.runtime import shim
 READS_SMALL_TILES_IN_VECTORS = not hasattr(compiler, "AttrsDescriptor")
 
 HAS_DESCRIPTORS = hasattr(tl, "make_tensor_descriptor")  # from 3.4 on
-
-
-def aligned(count: int) -> Any:
-    """The compiler's word for ``count`` pointers that are all 16-byte aligned."""
-    if hasattr(compiler, "AttrsDescriptor"):  # up to 3.2
-        properties = {"tt.divisibility": list(range(count))}
-        return compiler.AttrsDescriptor.from_dict({"arg_properties": properties, "cls": "AttrsDescriptor"})
-    return {(i,): [["tt.divisibility", 16]] for i in range(count)}
+LAUNCHES_EARLY = "launch_pdl" in CUDAOptions.__dataclass_fields__  # from 3.4 on
 
 
 def complete_interpreter() -> None:

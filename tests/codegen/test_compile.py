@@ -13,7 +13,7 @@ from codegen_running import worker
 def test_triton_texts_compile_for_hopper():
     every_case = pytest.importorskip("codegen_compile", reason="needs triton").every_case
     versions = pytest.importorskip("codegen_versions")
-    printed = [line for line in worker("codegen_compile.py").split("\n") if line.startswith("{")]
+    printed = [line for line in worker("codegen_compile.py", MEGAFUSE_NO_PDL="0").split("\n") if line.startswith("{")]
     found = {record["name"]: record for record in map(json.loads, printed)}
     assert set(found) == {case.name for case in every_case()}
     # The programs of all functions have local arrays of their own (argument reduction of sin and cos).
@@ -22,6 +22,8 @@ def test_triton_texts_compile_for_hopper():
     assert not {name: record["fault"] for name, record in found.items() if record["fault"]}
     assert found["layer_norm_backward_bf16_1280_1"]["registers"] <= 96
     assert not found["chain_one_f32"]["started_sums"], "a bias is added after the product, rounded once"
+    state = (True, "1 times, first", "1 times, first") if versions.LAUNCHES_EARLY else (False, "0 times", "0 times")
+    assert not {name for name, record in found.items() if (record["early"], *record["waits"]) != state}
     production = {name: r for name, r in found.items() if name.startswith("production_")}
     assert len(production) == (9 if versions.HAS_DESCRIPTORS else 0)
     for name, record in production.items():

@@ -3,6 +3,12 @@ import triton.language as tl
 
 
 @triton.jit
+def _wait_for_kernel_before():
+    """Wait until the kernel launched before this one has ended, and what it wrote can be read (sm_90 and later)."""
+    tl.inline_asm_elementwise("griddepcontrol.wait;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def _rsqrt(x):
     """1 / sqrt(x) of fp32. What is below 2**-126, which the instruction takes for 0, is scaled first."""
     tiny = x < 1.1754943508222875e-38
@@ -14,8 +20,11 @@ def _rsqrt(x):
 def k0_value(
     x0_ptr,  # bf16 [96, 8, 64]
     value_ptr,  # out bf16 [96, 8, 64], strides [64, 6144, 1]
+    early: tl.constexpr = False,  # launched while the kernel before may still run
 ):
     """Grid 48 x 1 (chunks=48); tile 16 of 768 rows x 64 columns as 64; num_warps=1, num_stages=1."""
+    if early:
+        _wait_for_kernel_before()
     chunk = tl.program_id(0)
     col = tl.arange(0, 64)[None, :]
     c0 = col // 8

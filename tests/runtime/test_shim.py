@@ -46,7 +46,7 @@ class FakeKernel:
         self.fn = lambda x, y, block=64: None
         self.run = SimpleNamespace(
             launch=lambda *a: self.native.append(a), global_scratch_size=0, profile_scratch_size=0, gsan_enabled=False,
-            launch_cooperative_grid=False, launch_pdl=False, arg_annotations="notes", kernel_signature=b"sig",
+            launch_cooperative_grid=False, launch_pdl=True, arg_annotations="notes", kernel_signature=b"sig",
         )  # fmt: skip
 
     def __getitem__(self, grid):
@@ -87,7 +87,7 @@ def test_36_calls_the_native_launcher_with_addresses(fake) -> None:
     launch(x, y)
     assert (kernel.plain, kernel.native) == (1, [])
     launch(x, y)
-    expected = (2, 1, 1, 5, 77, False, False, None, None, (4, 1, 0), None, None, None, x.data_ptr(), y.data_ptr(), 64)
+    expected = (2, 1, 1, 5, 77, False, True, None, None, (4, 1, 0), None, None, None, x.data_ptr(), y.data_ptr(), 64)
     assert (kernel.plain, kernel.native) == (1, [expected])
 
 
@@ -97,7 +97,7 @@ def test_39_calls_the_native_launcher_with_addresses(fake) -> None:
     launch(x, y)
     launch(x, y)
     expected = (
-        2, 1, 1, 5, 77, False, False, (4, 1, 0), None, None, None, None, None, "notes", b"sig",
+        2, 1, 1, 5, 77, False, True, (4, 1, 0), None, None, None, None, None, "notes", b"sig",
         (x.data_ptr(), y.data_ptr(), 64),
     )  # fmt: skip
     assert kernel.native == [expected]

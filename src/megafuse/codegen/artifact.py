@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from megafuse.core.dtypes import DType
 from megafuse.core.sizes import settle
 
+EARLY = "early"  # the parameter that makes a kernel wait for the one before it; see ``KernelSource.waits``
+
 
 @dataclass(frozen=True)
 class KernelSource:
@@ -23,6 +25,9 @@ class KernelSource:
     made of them; ``fallback`` then serves other tensors, and versions of Triton without descriptors.
 
     ``contracts``: the compiler may contract a product and the sum after it, which rounds once instead of twice.
+
+    ``waits``: the kernel has a last parameter ``early``, False unless given. Where it is true, each program waits for
+    the end of the kernel before it ahead of its first access of memory, so that it may be launched before that end.
     """
 
     entry: str
@@ -38,6 +43,7 @@ class KernelSource:
     aligned: tuple[int, ...] = ()
     fallback: KernelSource | None = None
     contracts: bool = True
+    waits: bool = False
 
     def uncontracted(self) -> KernelSource:
         """The kernel with every operation rounded by itself."""

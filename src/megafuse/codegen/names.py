@@ -5,11 +5,11 @@ from __future__ import annotations
 import keyword
 import re
 
+from megafuse.codegen.artifact import EARLY
 from megafuse.ir.types import Origin
 
-RESERVED = frozenset(
-    [*keyword.kwlist, "tl", "triton", "libdevice", "np", "math", "ml_dtypes", "range", "float", "int", "min", "len"]
-)
+_OWN = ("tl", "triton", "libdevice", "np", "math", "ml_dtypes", "range", "float", "int", "min", "len", EARLY)
+RESERVED = frozenset((*keyword.kwlist, *_OWN))
 
 
 def identifier(text: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from megafuse.codegen.artifact import KernelSource
 from megafuse.core.dtypes import DType
 from megafuse.core.errors import TargetError
-from megafuse.runtime import cachedir, shim
+from megafuse.runtime import cachedir, early, shim
 
 _POINTERS = {
     DType.F64: "*fp64", DType.F32: "*fp32", DType.BF16: "*bf16", DType.F16: "*fp16", DType.I64: "*i64",
@@ -95,7 +95,7 @@ def _compile_share(sources: list[KernelSource], arch: int, limit: float, end: fl
 
 def _run_worker(sources: list[KernelSource], arch: int, limit: float, left: float) -> tuple[list[dict[str, Any]], str]:
     """Results of the kernels that the child finished within ``left`` seconds, and what went wrong with the next."""
-    work = json.dumps({"arch": arch, "kernels": [_job(launched(s, arch)) for s in sources]})
+    work = json.dumps({"arch": arch, "kernels": [_job(launched(s, arch), arch) for s in sources]})
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     command = [sys.executable, str(_WORKER)]
     timeout = min(limit * len(sources), left)
@@ -124,12 +124,14 @@ def launched(source: KernelSource, arch: int) -> KernelSource:
     return source
 
 
-def _job(source: KernelSource) -> dict[str, Any]:
+def _job(source: KernelSource, arch: int) -> dict[str, Any]:
     path = cachedir.write_text(f"sources/{source.entry}_{source.digest}.py", source.text)
+    told = early.options(source, arch, shim.triton_version())
     return {
         "path": str(path),
         "entry": source.entry,
         "params": [_POINTERS[dtype] for _, dtype in source.params],
         "sizes": len(source.dims),
-        "options": source.options,
+        "options": {**source.options, **told},
+        "constants": early.constants(told),
     }

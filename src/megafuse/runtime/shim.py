@@ -25,6 +25,7 @@ from torch import Tensor
 from megafuse.codegen.artifact import KernelSource
 from megafuse.core.dtypes import DType
 from megafuse.core.errors import TargetError
+from megafuse.runtime import early
 from megafuse.runtime.loading import load_module
 from megafuse.runtime.places import Place
 from megafuse.runtime.shim_worker import fault_of
@@ -232,7 +233,7 @@ class CudaKernel:
         given = [_Pointer(p, dtype) for p, dtype in zip(pointers, self.dtypes, strict=True)]
         hooks, self.hooks[:] = self.hooks[:], []
         try:
-            compiled = self.kernel.warmup(*given, *src.sizes, grid=src.grid, **src.options)
+            compiled = self.kernel.warmup(*given, *src.sizes, grid=src.grid, **self._told())
         finally:
             self.hooks[:] = hooks
         check_assembled(compiled, src)
@@ -254,7 +255,12 @@ class CudaKernel:
 
     def _run(self, given: Sequence[_Pointer]) -> Any:
         src = self.source
-        return self.kernel[src.grid](*given, *src.sizes, **src.options)
+        return self.kernel[src.grid](*given, *src.sizes, **self._told())
+
+    def _told(self) -> dict[str, int | bool]:
+        """Options and constants for the current device."""
+        told = early.device_options(self.source, triton_version())
+        return {**self.source.options, **told, **early.constants(told)}
 
 
 @dataclass(frozen=True)
@@ -317,7 +323,7 @@ def bind(compiled: Any, kernel: Any, source: KernelSource) -> Bound | None:
 
 
 def _constants(kernel: Any, source: KernelSource) -> tuple[Any, ...]:
-    """Values of the kernel's parameters after the pointers: sizes, then constexprs, each with a default."""
+    """Values of the kernel's parameters after the pointers: sizes, then constexprs, which launchers skip."""
     tail = list(inspect.signature(kernel.fn).parameters.values())[len(source.params) + len(source.sizes) :]
     if any(p.default is inspect.Parameter.empty for p in tail):
         raise TypeError("a parameter after the pointers and sizes has no default")

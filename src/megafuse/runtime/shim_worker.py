@@ -1,8 +1,8 @@
 """Compiles Triton kernels for an architecture with no GPU: a program of its own, run by ``offline.py``.
 
 It imports nothing of megafuse. Standard input: one JSON object ``{"arch": 90, "kernels": [...]}``, each kernel with
-``path`` (of its text), ``entry``, ``params`` (Triton pointer types), ``options`` (of Triton's compiler). Standard
-output: one JSON line per kernel, in order, as soon as it is done.
+``path`` (of its text), ``entry``, ``params`` (Triton pointer types), ``options`` (of Triton's compiler), ``constants``
+(parameters that are not at their defaults). Standard output: one JSON line per kernel, in order, as soon as it is done.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def compile_one(kernel: dict[str, Any], arch: int) -> dict[str, Any]:
     fn = _load(kernel["path"], kernel["entry"])
     start = time.perf_counter()
     compiled = triton.compile(
-        _source(fn, kernel["params"], kernel.get("sizes", 0)),
+        ast_source(fn, kernel["params"], kernel.get("sizes", 0), kernel.get("constants", {})),
         target=GPUTarget("cuda", arch, 32),
         options=kernel["options"],
     )
@@ -71,12 +71,12 @@ def _load(path: str, entry: str) -> Any:
     return getattr(module, entry)
 
 
-def _source(fn: Any, params: list[str], sizes: int) -> Any:
-    """The kernel with all pointers 16-byte aligned, then ``sizes`` integers, and other parameters at their defaults."""
+def ast_source(fn: Any, params: list[str], sizes: int, given: dict[str, Any]) -> Any:
+    """The kernel with all pointers 16-byte aligned, then ``sizes`` integers; the rest as ``given`` or by default."""
     from triton.compiler import ASTSource
 
     names = fn.arg_names
-    constants = {p.name: p.default for p in fn.params[len(params) + sizes :]}
+    constants = {p.name: given.get(p.name, p.default) for p in fn.params[len(params) + sizes :]}
     signature = dict(zip(names, [*params, *["i32"] * sizes], strict=False))
     aligned = range(len(params))
     try:  # 3.2

@@ -4,6 +4,12 @@ from triton.language.extra import libdevice
 
 
 @triton.jit
+def _wait_for_kernel_before():
+    """Wait until the kernel launched before this one has ended, and what it wrote can be read (sm_90 and later)."""
+    tl.inline_asm_elementwise("griddepcontrol.wait;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def _exp(x):
     """e**x = 2**(x * log2(e)) with a relative error below 2**-22 + |x| * 2**-23; below 2**-126 it is 0."""
     return tl.inline_asm_elementwise(
@@ -73,12 +79,15 @@ def apart_bf16(
     d_one_prod_ptr,  # out f32 [2]
     d_col_prod_ptr,  # out f32 [2, 2, 2, 11]
     d_all_prod_ptr,  # out f32 [2, 2, 2]
+    early: tl.constexpr = False,  # launched while the kernel before may still run
 ):
     """Four kernels side by side.
 
     Grid 22 x 1, in 4 parts; tiles 2 of 7 rows (4 a program) x 150 columns in blocks of 64; 2 of 11 rows (4 a program) x
     20 columns as 16 + 4; 2 of 5 rows x 64 of 150 columns; 4 of 6 rows x 11 columns as 8 + 4; num_warps=8, num_stages=1.
     """
+    if early:
+        _wait_for_kernel_before()
     pid = tl.program_id(0)
 
     # Programs 0 to 1: a_softmax

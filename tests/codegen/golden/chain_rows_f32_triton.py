@@ -3,6 +3,12 @@ import triton.language as tl
 
 
 @triton.jit
+def _wait_for_kernel_before():
+    """Wait until the kernel launched before this one has ended, and what it wrote can be read (sm_90 and later)."""
+    tl.inline_asm_elementwise("griddepcontrol.wait;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def chain_rows_f32(
     x_ptr,  # f32 [5, 12]
     w1_ptr,  # f32 [16, 12]
@@ -11,12 +17,15 @@ def chain_rows_f32(
     y_ptr,  # out f32 [5, 9]
     dw_ptr,  # out f32 [3, 12, 16]
     db_ptr,  # out f32 [3, 16]
+    early: tl.constexpr = False,  # launched while the kernel before may still run
 ):
     """A chain of two products.
 
     Rows times matrices: 12 -> 16, 16 -> 9. Sums over all rows: 12 x 16. 3 programs; tiles of 1 of 5 rows (2 a program);
     num_warps=4, num_stages=1.
     """
+    if early:
+        _wait_for_kernel_before()
     chunk = tl.program_id(0)
     col = tl.arange(0, 16)
     col_mask = col < 12

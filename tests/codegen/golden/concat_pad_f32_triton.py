@@ -3,6 +3,12 @@ import triton.language as tl
 
 
 @triton.jit
+def _wait_for_kernel_before():
+    """Wait until the kernel launched before this one has ended, and what it wrote can be read (sm_90 and later)."""
+    tl.inline_asm_elementwise("griddepcontrol.wait;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def concat_pad_f32(
     a_ptr,  # f32 [6, 5]
     b_ptr,  # f32 [6, 8]
@@ -12,11 +18,14 @@ def concat_pad_f32(
     number_ptr,  # out i64 [6, 13]
     flag_ptr,  # out bool [6, 13]
     b_copy_ptr,  # out f32 [6, 8]
+    early: tl.constexpr = False,  # launched while the kernel before may still run
 ):
     """Concat, shift, iota, bools.
 
     Grid 2 x 1 (chunks=2); tile 4 of 6 rows x 13 columns as 16; num_warps=1, num_stages=1.
     """
+    if early:
+        _wait_for_kernel_before()
     chunk = tl.program_id(0)
     col = tl.arange(0, 16)[None, :]
     col_mask = col < 13

@@ -3,17 +3,26 @@ import triton.language as tl
 
 
 @triton.jit
+def _wait_for_kernel_before():
+    """Wait until the kernel launched before this one has ended, and what it wrote can be read (sm_90 and later)."""
+    tl.inline_asm_elementwise("griddepcontrol.wait;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def dot_odd_f32(
     a_ptr,  # f32 [2146]
     b_ptr,  # f32 [3538]
     bias_ptr,  # f32 [2, 61]
     residual_ptr,  # f32 [4514]
     y_ptr,  # out f32 [4514]
+    early: tl.constexpr = False,  # launched while the kernel before may still run
 ):
     """h = a @ b and what follows.
 
     Product: 2 of [37, 29] x [29, 61]. 3 programs walk 4 tiles of 32 x 64, 16 deep; num_warps=4, num_stages=2.
     """
+    if early:
+        _wait_for_kernel_before()
     zero = tl.program_id(2) * 16384  # 0; not known to be, so indices are not narrowed to 16 bits (a ptxas fault)
     for tile in tl.range(tl.program_id(0), 4, 3):
         p = (tile + zero) // 2

@@ -3,6 +3,12 @@ import triton.language as tl
 
 
 @triton.jit
+def _wait_for_kernel_before():
+    """Wait until the kernel launched before this one has ended, and what it wrote can be read (sm_90 and later)."""
+    tl.inline_asm_elementwise("griddepcontrol.wait;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def _to_bf16(x):
     """fp32 values rounded to bf16, two at a time."""
     return tl.inline_asm_elementwise(
@@ -38,11 +44,14 @@ def dot_residual_bf16(
     bias_ptr,  # bf16 [3, 136]
     residual_ptr,  # bf16 [81600]
     y_ptr,  # out bf16 [81600]
+    early: tl.constexpr = False,  # launched while the kernel before may still run
 ):
     """h = a @ b and what follows.
 
     Product: 3 of [200, 72] x [72, 136]. 3 programs walk 24 tiles of 64 x 128, 32 deep; num_warps=8, num_stages=2.
     """
+    if early:
+        _wait_for_kernel_before()
     zero = tl.program_id(2) * 16384  # 0; not known to be, so indices are not narrowed to 16 bits (a ptxas fault)
     a_desc = tl.make_tensor_descriptor(a_ptr, shape=[3, 200, 72], strides=[72, 216, 1], block_shape=[1, 64, 32])
     b_desc = tl.make_tensor_descriptor(b_ptr, shape=[3, 72, 136], strides=[9792, 136, 1], block_shape=[1, 32, 128])

@@ -3,6 +3,12 @@ import triton.language as tl
 
 
 @triton.jit
+def _wait_for_kernel_before():
+    """Wait until the kernel launched before this one has ended, and what it wrote can be read (sm_90 and later)."""
+    tl.inline_asm_elementwise("griddepcontrol.wait;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def gather_bf16_i32_1(
     table_ptr,  # bf16 [9, 11]
     by_row_ptr,  # i32 [7]
@@ -16,11 +22,14 @@ def gather_bf16_i32_1(
     cut_out_ptr,  # out f32 [7, 11]
     one_out_ptr,  # out f32 [11]
     total_out_ptr,  # out f32 [7]
+    early: tl.constexpr = False,  # launched while the kernel before may still run
 ):
     """Loads by index.
 
     Grid 4 x 1 (chunks=4); tile 1 of 7 rows (2 a program) x 11 columns as 8 + 4; num_warps=1, num_stages=1.
     """
+    if early:
+        _wait_for_kernel_before()
     chunk = tl.program_id(0)
     col_0 = tl.arange(0, 8)
     col_1 = 8 + tl.arange(0, 4)

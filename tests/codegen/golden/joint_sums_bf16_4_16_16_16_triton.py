@@ -3,6 +3,12 @@ import triton.language as tl
 
 
 @triton.jit
+def _wait_for_kernel_before():
+    """Wait until the kernel launched before this one has ended, and what it wrote can be read (sm_90 and later)."""
+    tl.inline_asm_elementwise("griddepcontrol.wait;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def _sum4(a0, a1, a2, a3, b0, b1, b2, b3):
     """4 sums at once: the combine function of a joint reduction."""
     return a0 + b0, a1 + b1, a2 + b2, a3 + b3
@@ -15,11 +21,14 @@ def joint_sums_bf16_4_16_16_16(
     s2_ptr,  # out f32 [7]
     s3_ptr,  # out f32 [7]
     s4_ptr,  # out f32 [7]
+    early: tl.constexpr = False,  # launched while the kernel before may still run
 ):
     """Sums of powers.
 
     Grid 2 x 1 (chunks=2); tile 2 of 7 rows (4 a program) x 45 columns as 16 + 16 + 16; num_warps=2, num_stages=1.
     """
+    if early:
+        _wait_for_kernel_before()
     chunk = tl.program_id(0)
     col_0 = tl.arange(0, 16)[None, :]
     col_1 = 16 + tl.arange(0, 16)[None, :]

@@ -3,6 +3,12 @@ import triton.language as tl
 
 
 @triton.jit
+def _wait_for_kernel_before():
+    """Wait until the kernel launched before this one has ended, and what it wrote can be read (sm_90 and later)."""
+    tl.inline_asm_elementwise("griddepcontrol.wait;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def _max(a, b):
     """The larger of two; NaN if either is NaN."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
@@ -25,12 +31,15 @@ def layer_norm_backward_bf16_2560_1_2_abreast(
     dgamma_ptr,  # out f32 [3, 2560]
     dbeta_ptr,  # out f32 [3, 2560]
     peak_ptr,  # out f32 [3]
+    early: tl.constexpr = False,  # launched while the kernel before may still run
 ):
     """Backward of layer norm over the columns.
 
     Grid 3 x 1 (chunks=3); tile 2 abreast of 10 rows (4 a program) x 2560 columns as 2048 + 512; num_warps=8,
     num_stages=2.
     """
+    if early:
+        _wait_for_kernel_before()
     chunk = tl.program_id(0)
     col_0 = tl.arange(0, 2048)
     col_1 = 2048 + tl.arange(0, 512)

@@ -3,6 +3,12 @@ import triton.language as tl
 
 
 @triton.jit
+def _wait_for_kernel_before():
+    """Wait until the kernel launched before this one has ended, and what it wrote can be read (sm_90 and later)."""
+    tl.inline_asm_elementwise("griddepcontrol.wait;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def _rsqrt(x):
     """1 / sqrt(x) of fp32. What is below 2**-126, which the instruction takes for 0, is scaled first."""
     tiny = x < 1.1754943508222875e-38
@@ -18,12 +24,15 @@ def layer_norm_bf16_1280(
     y_ptr,  # out bf16 [7, 1280]
     mean_ptr,  # out f32 [7]
     rstd_ptr,  # out f32 [7]
+    early: tl.constexpr = False,  # launched while the kernel before may still run
 ):
     """Layer norm over the columns.
 
     y = (x - mean) * rstd * gamma + beta
     Grid 2 x 1 (chunks=2); tile 2 of 7 rows (4 a program) x 1280 columns as 1024 + 256; num_warps=4, num_stages=1.
     """
+    if early:
+        _wait_for_kernel_before()
     chunk = tl.program_id(0)
     col_0 = tl.arange(0, 1024)[None, :]
     col_1 = 1024 + tl.arange(0, 256)[None, :]

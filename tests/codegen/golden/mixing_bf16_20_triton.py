@@ -3,6 +3,12 @@ import triton.language as tl
 
 
 @triton.jit
+def _wait_for_kernel_before():
+    """Wait until the kernel launched before this one has ended, and what it wrote can be read (sm_90 and later)."""
+    tl.inline_asm_elementwise("griddepcontrol.wait;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def _rsqrt(x):
     """1 / sqrt(x) of fp32. What is below 2**-126, which the instruction takes for 0, is scaled first."""
     tiny = x < 1.1754943508222875e-38
@@ -17,12 +23,15 @@ def mixing_bf16_20(
     mean_ptr,  # out f32 [2, 3]
     rstd_ptr,  # out f32 [2, 3]
     y_ptr,  # out bf16 [2, 4, 15]
+    early: tl.constexpr = False,  # launched while the kernel before may still run
 ):
     """Layer norm of tokens, then head mixing within a sample.
 
     Grid 2 x 1 (b=2); tile 2 of 3 rows x 20 columns as 32; then 1 of 4 rows x 15 columns as 16; num_warps=4,
     num_stages=1.
     """
+    if early:
+        _wait_for_kernel_before()
     b = tl.program_id(0)
     zero = tl.program_id(2) * 16384  # 0; not known to be, so indices are not narrowed to 16 bits (a ptxas fault)
     # Phase 1: statistics

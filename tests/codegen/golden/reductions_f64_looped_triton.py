@@ -4,6 +4,12 @@ from triton.language.extra import libdevice
 
 
 @triton.jit
+def _wait_for_kernel_before():
+    """Wait until the kernel launched before this one has ended, and what it wrote can be read (sm_90 and later)."""
+    tl.inline_asm_elementwise("griddepcontrol.wait;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def _max(a, b):
     """The larger of two; NaN if either is NaN."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
@@ -46,11 +52,14 @@ def reductions_f64_looped(
     one_prod_ptr,  # out f64 [2]
     col_prod_ptr,  # out f64 [2, 2, 1, 11]
     all_prod_ptr,  # out f64 [2, 2, 1]
+    early: tl.constexpr = False,  # launched while the kernel before may still run
 ):
     """Reductions.
 
     Grid 4 x 1 (f=2, g=2); tile 4 of 6 rows x 11 columns as 8 + 4; num_warps=1, num_stages=2.
     """
+    if early:
+        _wait_for_kernel_before()
     fixed = tl.program_id(0)
     f = fixed // 2
     col_0 = tl.arange(0, 8)[None, :]

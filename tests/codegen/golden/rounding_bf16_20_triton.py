@@ -3,6 +3,12 @@ import triton.language as tl
 
 
 @triton.jit
+def _wait_for_kernel_before():
+    """Wait until the kernel launched before this one has ended, and what it wrote can be read (sm_90 and later)."""
+    tl.inline_asm_elementwise("griddepcontrol.wait;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def _round_bf16(x):
     """fp32 values rounded to bf16 and back, two at a time (a single conversion runs at a quarter of the rate).
 
@@ -42,11 +48,14 @@ def rounding_bf16_20(
     out_col_ptr,  # out f32 [20]
     in_scalar_ptr,  # f32 [1]
     out_scalar_ptr,  # out f32 [1]
+    early: tl.constexpr = False,  # launched while the kernel before may still run
 ):
     """Through bf16.
 
     Grid 2 x 1 (chunks=2); tile 2 of 5 rows (4 a program) x 20 columns as 16 + 4; num_warps=1, num_stages=1.
     """
+    if early:
+        _wait_for_kernel_before()
     chunk = tl.program_id(0)
     col_0 = tl.arange(0, 16)[None, :]
     col_1 = 16 + tl.arange(0, 4)[None, :]

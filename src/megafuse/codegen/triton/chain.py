@@ -11,12 +11,12 @@ from dataclasses import replace
 from megafuse.codegen.artifact import KernelSource
 from megafuse.codegen.chain_program import ChainProgram, Product, RowSums, sum_type
 from megafuse.codegen.dot_program import Matrices
-from megafuse.codegen.names import Namer, identifier
+from megafuse.codegen.names import Namer
 from megafuse.codegen.program import ColReduce, Level, Load, Pass, Phase
 from megafuse.codegen.source import kernel_source
 from megafuse.codegen.triton.frame import ZERO, Definition, Frame, RunNames, buffer_name, grid_names, join_sum
+from megafuse.codegen.triton.head import kernel_head
 from megafuse.codegen.triton.helpers import imports_of, used_helpers
-from megafuse.codegen.triton.kernel import layout_text
 from megafuse.codegen.triton.loops import define_used, write_group
 from megafuse.codegen.triton.packed import pack
 from megafuse.codegen.triton.reductions import Running
@@ -36,9 +36,9 @@ _Key = tuple[object, ...]
 def print_chain(program: ChainProgram, *, assembly: bool = True) -> KernelSource:
     """``program`` as a Triton module with one kernel. ``assembly=False`` writes it for Triton's interpreter."""
     stages = tuple(pack(s, _read_by_others(program, s)) if isinstance(s, Phase) else s for s in program.stages)
-    kernel = _Printer(replace(program, stages=stages)).run()
+    kernel = _Printer(replace(program, stages=stages)).run(waits=assembly)
     parts = [*used_helpers(kernel, assembly), kernel]
-    return kernel_source(program, "triton", imports_of(parts), parts)
+    return kernel_source(program, "triton", imports_of(parts), parts, waits=assembly)
 
 
 def _read_by_others(program: ChainProgram, phase: Phase) -> set[str]:
@@ -96,15 +96,10 @@ class _Printer:
         self.running: dict[str, Running] = {}
         self.sums: dict[str, str] = {}
 
-    def run(self) -> str:
+    def run(self, *, waits: bool) -> str:
         """The kernel's text."""
-        program, writer = self.program, Writer()
-        writer.line("@triton.jit")
-        writer.line(f"def {identifier(program.name)}(")
-        for param in program.params:
-            writer.line(f"    {buffer_name(param.name)},  # {layout_text(param)}")
-        with writer.block("):"):
-            writer.docstring([*program.doc, self._config()])
+        writer = Writer()
+        with kernel_head(writer, self.program, self._config(), waits=waits):
             self._body(writer)
         return writer.text
 

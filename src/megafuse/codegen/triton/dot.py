@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from megafuse.codegen.artifact import KernelSource
 from megafuse.codegen.dot_program import PRODUCT, DotProgram
-from megafuse.codegen.names import Namer, identifier
+from megafuse.codegen.names import Namer
 from megafuse.codegen.program import ColReduce, Level, Load, Store, TileProgram
 from megafuse.codegen.source import kernel_source
 from megafuse.codegen.triton.dot_access import Accesses, Place
 from megafuse.codegen.triton.frame import ZERO, Definition, Frame, GridNames, RunNames, buffer_name
+from megafuse.codegen.triton.head import kernel_head
 from megafuse.codegen.triton.helpers import imports_of, used_helpers
-from megafuse.codegen.triton.kernel import layout_text
 from megafuse.codegen.triton.loops import define_used
 from megafuse.codegen.triton.packed import pack
 from megafuse.codegen.triton.reductions import col_reduce
@@ -36,7 +36,7 @@ def print_dot(program: DotProgram, *, assembly: bool = True) -> KernelSource:
     """
     program = replace(program, epilogue=pack(program.epilogue), descriptors=program.descriptors and assembly)
     printer = _Printer(program)
-    kernel = printer.run()
+    kernel = printer.run(waits=assembly)
     aligned = tuple(n for n, p in enumerate(program.params) if p.name in printer.accesses.described)
     parts = [*used_helpers(kernel, assembly), kernel]
     return kernel_source(
@@ -46,6 +46,7 @@ def print_dot(program: DotProgram, *, assembly: bool = True) -> KernelSource:
         parts,
         aligned=aligned,
         fallback=print_dot(replace(program, descriptors=False)) if aligned else None,
+        waits=assembly,
     )
 
 
@@ -65,16 +66,11 @@ class _Printer:
         self.tile, self.zero, self.acc = namer.one("tile"), namer.one("zero"), namer.one(PRODUCT)
         self.accesses = Accesses(program, self.place, self.zero, namer)
 
-    def run(self) -> str:
+    def run(self, *, waits: bool) -> str:
         """The kernel's text."""
         program = self.program
         writer = Writer()
-        writer.line("@triton.jit")
-        writer.line(f"def {identifier(program.name)}(")
-        for param in program.params:
-            writer.line(f"    {buffer_name(param.name)},  # {layout_text(param)}")
-        with writer.block("):"):
-            writer.docstring([*program.doc, self._config()])
+        with kernel_head(writer, program, self._config(), waits=waits):
             body = Writer(2)
             self._tile(body)
             define_used(writer, [Definition(self.zero, ZERO)], body.text)

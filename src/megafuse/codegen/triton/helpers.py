@@ -6,6 +6,12 @@ import re
 from collections.abc import Sequence
 
 HELPERS = {
+    "_wait_for_kernel_before": '''
+@triton.jit
+def _wait_for_kernel_before():
+    """Wait until the kernel launched before this one has ended, and what it wrote can be read (sm_90 and later)."""
+    tl.inline_asm_elementwise("griddepcontrol.wait;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+''',
     "_round_bf16": '''
 @triton.jit
 def _round_bf16(x):

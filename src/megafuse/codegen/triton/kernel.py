@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from megafuse.codegen.artifact import KernelSource
-from megafuse.codegen.names import Namer, identifier
-from megafuse.codegen.program import Param, Phase, TileProgram
+from megafuse.codegen.names import Namer
+from megafuse.codegen.program import Phase, TileProgram
 from megafuse.codegen.source import kernel_source
 from megafuse.codegen.triton.abreast import write_out
 from megafuse.codegen.triton.frame import ZERO, Definition, Frame, RunNames, buffer_name, grid_names
+from megafuse.codegen.triton.head import kernel_head
 from megafuse.codegen.triton.helpers import imports_of, used_helpers
 from megafuse.codegen.triton.loops import define_used, write_phase
 from megafuse.codegen.triton.packed import pack
@@ -32,21 +33,15 @@ def print_tiles(program: TileProgram, *, assembly: bool = True) -> KernelSource:
         ValueError: the program asks for something that has no Triton form; the message names it.
     """
     program = replace(program, phases=tuple(write_out(pack(phase)) for phase in program.phases))
-    kernel = _kernel_text(program)
+    kernel = _kernel_text(program, assembly)
     parts = [*used_helpers(kernel, assembly), kernel]
-    return kernel_source(program, "triton", imports_of(parts), parts, dims=tuple(dim.name for dim in program.dims))
+    dims = tuple(dim.name for dim in program.dims)
+    return kernel_source(program, "triton", imports_of(parts), parts, dims=dims, waits=assembly)
 
 
-def _kernel_text(program: TileProgram) -> str:
+def _kernel_text(program: TileProgram, waits: bool) -> str:
     writer = Writer()
-    writer.line("@triton.jit")
-    writer.line(f"def {identifier(program.name)}(")
-    for param in program.params:
-        writer.line(f"    {buffer_name(param.name)},  # {layout_text(param)}")
-    for dim in program.dims:
-        writer.line(f"    {dim.name},  # a size from {dim.least} on")
-    with writer.block("):"):
-        writer.docstring([*program.doc, _config(program)])
+    with kernel_head(writer, program, _config(program), waits=waits, dims=program.dims):
         _body(writer, program)
     return writer.text
 
@@ -120,16 +115,6 @@ def _check(program: TileProgram) -> None:
             raise ValueError(f"{program.name}: phase {phase.title!r} does not share the grid of the first phase")
         if phase.col_grid != first.col_grid:
             raise ValueError(f"{program.name}: phases differ in the use of the second grid axis")
-
-
-def layout_text(param: Param) -> str:
-    """Type and shape of a buffer, and its strides where they are not those of a contiguous tensor."""
-    contiguous, step = [], 1
-    for size in reversed(param.shape):
-        contiguous.append(step)
-        step *= size
-    strides = "" if tuple(contiguous[::-1]) == param.strides else f", strides {list(param.strides)}"
-    return f"{'out ' if param.written else ''}{param.dtype.value} {list(param.shape)}{strides}"
 
 
 def _config(program: TileProgram) -> str:
