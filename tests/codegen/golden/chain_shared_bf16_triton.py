@@ -3,6 +3,12 @@ import triton.language as tl
 
 
 @triton.jit
+def _wait_for_kernel_before():
+    """Wait until the kernel launched before this one has ended, and what it wrote can be read (sm_90 and later)."""
+    tl.inline_asm_elementwise("griddepcontrol.wait;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def _round_bf16(x):
     """fp32 values rounded to bf16 and back, two at a time (a single conversion runs at a quarter of the rate).
 
@@ -44,12 +50,15 @@ def chain_shared_bf16(
     y_ptr,  # out bf16 [37, 3]
     dw_ptr,  # out f32 [3, 5, 20]
     db_ptr,  # out f32 [3, 20]
+    early: tl.constexpr = False,  # launched while the kernel before may still run
 ):
     """A chain of two products.
 
     Rows times matrices: 5 -> 20, 20 -> 3. Sums over all rows: 5 x 20. 3 x 2 programs share out the sums; tiles of 16 of
     37 rows; num_warps=4, num_stages=1.
     """
+    if early:
+        _wait_for_kernel_before()
     chunk = tl.program_id(0)
     share = tl.program_id(1)
     col = tl.arange(0, 16)[None, :]

@@ -3,6 +3,12 @@ import triton.language as tl
 
 
 @triton.jit
+def _wait_for_kernel_before():
+    """Wait until the kernel launched before this one has ended, and what it wrote can be read (sm_90 and later)."""
+    tl.inline_asm_elementwise("griddepcontrol.wait;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def _max(a, b):
     """The larger of two; NaN if either is NaN."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
@@ -25,12 +31,15 @@ def layer_norm_backward_bf16_20_2_last_first(
     dgamma_ptr,  # out f32 [3, 20]
     dbeta_ptr,  # out f32 [3, 20]
     peak_ptr,  # out f32 [3]
+    early: tl.constexpr = False,  # launched while the kernel before may still run
 ):
     """Backward of layer norm over the columns.
 
     Grid 3 x 1 (chunks=3), the last rows first; tile 2 of 11 rows (4 a program) x 20 columns as 16 + 4; num_warps=8,
     num_stages=1.
     """
+    if early:
+        _wait_for_kernel_before()
     chunk = tl.num_programs(0) - 1 - tl.program_id(0)
     col_0 = tl.arange(0, 16)[None, :]
     col_1 = 16 + tl.arange(0, 4)[None, :]
