@@ -86,7 +86,7 @@ def test_the_benchmark_times_single_calls_and_graphs_of_calls(mode: str, tmp_pat
     print(result)
     assert result.errors == []
     for rival in result.rivals.values():
-        assert rival.checked["ok"], rival.checked
+        assert rival.checked["ok"], rival.error or rival.checked
         assert rival.rotated["calls"] >= 2
         assert rival.rotated["input_bytes"] > rival.rotated["l2_bytes"]
         assert rival.call["median"] > rival.rotated["median"] > 1.0

@@ -41,7 +41,7 @@ def device(monkeypatch: pytest.MonkeyPatch):
     def set_facts(capability: tuple[int, int] = (9, 0), driver: int = 12080, cuda: str | None = "12.8") -> None:
         monkeypatch.delenv("MEGAFUSE_NO_PDL", raising=False)
         monkeypatch.setattr(torch.version, "cuda", cuda)
-        monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: driver, raising=False)
+        monkeypatch.setattr(early, "_driver", lambda: driver)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
 
     return set_facts

@@ -7,7 +7,10 @@ or written over early, also along several such kernels, and what a launch costs 
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
+import sys
 
 import torch
 
@@ -16,6 +19,7 @@ from megafuse.codegen.artifact import EARLY, KernelSource
 OFF_ENV = "MEGAFUSE_NO_PDL"
 TRITON_SINCE = (3, 4)  # the option ``launch_pdl``
 ARCH_SINCE = 90  # the instruction that waits
+DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 DRIVER_SINCE = 12030  # CUDA 12.3: a CUDA graph can hold such launches
 
 
@@ -41,7 +45,12 @@ def device_options(source: KernelSource, triton: tuple[int, int]) -> dict[str, i
     return options(source, 10 * major + minor, triton)
 
 
+@functools.cache
 def _driver() -> int:
-    """The CUDA version of the driver, as 12030 for 12.3; 0 where PyTorch does not say."""
-    version = getattr(torch._C, "_cuda_getDriverVersion", None)
-    return 0 if version is None else version()
+    """The CUDA version of the driver, as 12030 for 12.3; 0 where there is none."""
+    version = ctypes.c_int()
+    try:
+        failed = ctypes.CDLL(DRIVER).cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
+        return 0
+    return 0 if failed else version.value
