@@ -31,7 +31,8 @@ _Reason = tuple[Part, str]
 class Verdict:
     """The rule applied to one tensor (or pool): errors, limits, and the reasons why it failed (none: it passed).
 
-    ``broken``: the parts of the rule that ``reasons`` tell of. Errors are absolute in the tensor's own units; in a pool they are relative to each member's scale.
+    ``broken``: the parts of the rule that ``reasons`` tell of. Errors are absolute in the tensor's own units; in a pool
+    they are relative to each member's scale.
     """
 
     name: str
