@@ -60,7 +60,7 @@ class Rule:
     gain_ulps: float = 1.0 / 32.0
     gain_arithmetic: float = 4.0 * 2.0**-23
     doubt_factor: float = 4.0
-    further_draws: int = 8
+    further_draws: int = 16
 
     def widen(self, elements: int) -> float:
         """Factor for samples below ``full_sample``: the ratio of two RMS estimates has relative error 1/sqrt(N)."""
