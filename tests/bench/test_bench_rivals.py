@@ -10,7 +10,7 @@ from megafuse.bench.cases import make_case, parse_shapes
 from megafuse.bench.measure import Settings, measure_case
 from megafuse.bench.plan import PlanFacts, plan_facts
 from megafuse.bench.rivals import NotValidated, make_rival, parse_rivals
-from megafuse.bench.verify import one_seed_failures
+from megafuse.bench.verify import one_seed_failures, verify
 from megafuse.core.errors import InputError
 
 
@@ -27,9 +27,36 @@ class Wrong(nn.Module):
 
 def test_the_reference_validates_and_a_wrong_rival_does_not() -> None:
     case = net_case()
-    assert one_seed_failures(case, case.module) == ()
-    found = one_seed_failures(case, Wrong(case.module))
+    assert one_seed_failures(case, case.module) == ((), 0)
+    found, more = one_seed_failures(case, Wrong(case.module))
+    assert more == 0, "an error of a hundredth leaves no doubt"
     assert any(f.startswith("output out") for f in found)
+
+
+class Enlarged(nn.Module):
+    """The case's module with its fp32 errors made larger at the first call, and ``later`` times as large afterwards."""
+
+    def __init__(self, inner: nn.Module, later: float) -> None:
+        super().__init__()
+        self.inner, self.factors, self.calls = inner, (3.0, later), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        near = self.inner(x)
+        state = {n: p.detach().double() for n, p in self.inner.named_parameters()}
+        exact = torch.func.functional_call(self.inner, state, (x.detach().double(),))
+        error = near.detach().double() - exact
+        return near + ((self.factors[self.calls > 1] - 1) * error).float()
+
+
+@pytest.mark.parametrize("later", [1.0, 3.0])
+def test_a_doubt_about_a_rival_is_settled_by_further_draws_and_told(later: float) -> None:
+    case = net_case(rows=16)
+    rival = Enlarged(case.module, later)
+    checked = verify(case, rival, generated=False)
+    assert checked.ok == (later == 1.0), checked
+    assert "decided by 16 further draws" in checked.how
+    assert rival.calls == 1 + 16
 
 
 def test_a_wrong_rival_is_recorded_and_never_timed(monkeypatch: pytest.MonkeyPatch) -> None:

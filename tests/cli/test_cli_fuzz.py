@@ -69,6 +69,7 @@ def test_a_wrong_function_is_found_and_made_small(wrong_cosine, megafuse_cli):
     assert "a program of 1 lines that shows it" in out
     assert f"again: megafuse fuzz --seed {seed} --count 1 --dtype fp32 --device cpu" in out
     program = out.split("-" * 100)[1]
+    assert "CheckOptions(seeds=14, small_seeds=0, repeats=1, first_seed=50)" in program, "the draws that it failed on"
     names: dict[str, object] = {}
     exec(program, names)  # the printed program shows the failure by itself
     assert not names["megafuse"].check(names["module"], *names["inputs"], fused=names["fused"]).ok

@@ -18,9 +18,9 @@ from pipeline_helpers import compiled_of, graph_differences
 from pipeline_programs import ArgumentSpec, Program, programs
 
 EXAMPLES = int(os.environ.get("MEGAFUSE_PROPERTY_EXAMPLES", "0"))
-FIRST = CheckOptions(seeds=2, small_seeds=0, repeats=1)
+FIRST = CheckOptions(seeds=2, small_seeds=0, repeats=1, ask_again=False)
 AGAIN = replace(
-    FIRST, seeds=14, first_seed=50
+    FIRST, seeds=14, first_seed=50, ask_again=True
 )  # two draws of a few elements each are no statistics: what fails must last
 LIMITS = settings(
     max_examples=EXAMPLES or 40,

@@ -106,7 +106,8 @@ def check_facts(report: CheckReport) -> dict[str, Any]:
     """A report's facts for the record."""
     names = sorted({v.name for v in report.verdicts})
     text = str(report)
-    return {"ok": report.ok, "tensors": len(names), "seeds": report.seeds, "text": text, "names": names}
+    facts = {"ok": report.ok, "tensors": len(names), "seeds": report.seeds, "text": text, "names": names}
+    return facts | ({"more_draws": report.more_draws} if report.doubts else {})
 
 
 def compile_kernels(result: PlanResult, console: Console) -> list[CompileReport]:

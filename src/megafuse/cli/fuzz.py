@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 import typer
@@ -26,10 +26,11 @@ from megafuse.workloads.random_reduce import reduce_program
 from megafuse.workloads.random_steps import random_program
 
 # Most modules are judged on two draws. Those hold too few elements to tell a fault from chance, so what fails in
-# numbers alone is judged once more, by the same rule on 14 fresh draws.
-FIRST = CheckOptions(seeds=2, small_seeds=0, repeats=1)
-AGAIN = replace(FIRST, seeds=14, first_seed=50)
+# numbers alone is judged by the same rule on 14 fresh draws, and where those leave a doubt, as in any check, on more.
+FIRST = CheckOptions(seeds=2, small_seeds=0, repeats=1, ask_again=False)
+AGAIN = replace(FIRST, seeds=14, first_seed=50, ask_again=True)
 LOST = "the device is lost"
+NUMBERS = "numbers"
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def examine(program: ModuleProgram, device: str = "cpu") -> Failure | None:
         return Failure(LOST if _is_lost(device) else type(error).__name__, str(error), program)
     if report.ok:
         return None
-    kind = "structure" if report.structure else "determinism" if report.determinism else "numbers"
+    kind = "structure" if report.structure else "determinism" if report.determinism else NUMBERS
     return Failure(kind, str(report), program)
 
 
@@ -146,11 +147,18 @@ def failure_text(case: Case, failure: Failure) -> str:
     """What failed, a program that shows it, and how to have it again."""
     bar = "-" * 100
     lines = len(failure.program.lines)
+    options = _written(AGAIN) if failure.kind == NUMBERS else ""
     return (
         f"FAILED module {case.seed} in {case.dtype}: {failure.kind}\n{failure.text}\n"
-        f"a program of {lines} lines that shows it:\n{bar}\n{failure.program.reproducer(case.device)}{bar}\n"
+        f"a program of {lines} lines that shows it:\n{bar}\n{failure.program.reproducer(case.device, options)}{bar}\n"
         f"again: {case.command}"
     )
+
+
+def _written(options: CheckOptions) -> str:
+    """The arguments that make ``options``."""
+    values = ((f.name, getattr(options, f.name), f.default) for f in fields(options))
+    return ", ".join(f"{name}={value!r}" for name, value, default in values if value != default)
 
 
 def run_fuzz(todo: Sequence[Case], *, jobs: int, seconds: float, each: float, reduce_for: float) -> bool:

@@ -12,7 +12,7 @@ from megafuse.validate.poison import PoisonMode, poison_, poisoned_allocations
 from megafuse.validate.report import CheckReport
 from megafuse.validate.running import Run
 from megafuse.validate.tolerance import PRECISIONS, RULE, Precision, Rule
-from megafuse.validate.verdict import Verdict, judge
+from megafuse.validate.verdict import Part, Verdict, in_doubt, judge
 
 __all__ = [
     "CHECK_OPTIONS",
@@ -24,6 +24,7 @@ __all__ = [
     "Fault",
     "FaultNotPlanted",
     "OracleError",
+    "Part",
     "PoisonMode",
     "Precision",
     "PromoteMode",
@@ -33,6 +34,7 @@ __all__ = [
     "Verdict",
     "check",
     "compare",
+    "in_doubt",
     "judge",
     "measure",
     "oracle",

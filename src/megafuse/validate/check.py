@@ -18,7 +18,7 @@ from megafuse.validate.problem import Problem, callee_of, draw_leaves
 from megafuse.validate.report import SMALL, CheckReport
 from megafuse.validate.running import Run, Runner, draw_cotangents, require_not_random
 from megafuse.validate.tolerance import RULE, Rule
-from megafuse.validate.verdict import judge
+from megafuse.validate.verdict import Verdict, in_doubt, judge
 
 Compiler = Callable[..., Callable[..., Any]]
 
@@ -32,7 +32,8 @@ class CheckOptions:
     ``repeats``: extra forward+backward runs that must be bitwise equal to the first.
     ``poison``: give every second seed NaN-filled allocations (off for callables that a dispatch mode would disable,
     such as compiled graphs). ``require_finite``: any NaN or Inf fails, even where the reference has it too.
-    ``first_seed``: number of the first draw.
+    ``first_seed``: number of the first draw. ``ask_again``: what is in doubt on short samples is decided by further
+    draws (``Rule.further_draws`` times as many, from the next number on), once.
     """
 
     seeds: int = 5
@@ -42,6 +43,7 @@ class CheckOptions:
     poison: bool = True
     require_finite: bool = False
     first_seed: int = 0
+    ask_again: bool = True
     rule: Rule = RULE
 
 
@@ -60,6 +62,7 @@ def check(
     Every seed draws fresh inputs of the same shapes, strides, dtypes and requires_grad (integers, parameters and plain
     values are kept) and fresh upstream gradients. Outputs, input gradients, the gradient of every used parameter, and
     buffers or inputs that the call changes are compared; the fused call is repeated and must be bitwise equal.
+    Where short samples leave a doubt, many more draws are made, and they alone decide; the report says so.
     ``fused`` is any callable of the same signature; without it ``fuse(module_or_fn, *args, **kwargs)`` makes one.
     ``options`` overrides ``seeds`` and ``require_finite``. Parameters, buffers and ``.grad`` are left as they were.
 
@@ -77,12 +80,13 @@ def check(
         fused = fuse(module_or_fn, *args, **kwargs)
     require_not_random(problem, problem.leaves)
     session = _Session(problem, fused, options)
-    for seed in range(options.first_seed, options.first_seed + options.seeds):
-        session.add_seed(seed)
-    for seed in range(options.first_seed, options.first_seed + options.small_seeds):
-        session.add_seed(seed, options.small_scale, SMALL)
+    verdicts = session.judge_draws(options.first_seed)
     session.check_repeatable()
-    return session.report()
+    doubts = in_doubt(verdicts, options.rule) if options.ask_again and not session.differs else ()
+    if not doubts:
+        return session.report(verdicts)
+    following = options.first_seed + max(options.seeds, options.small_seeds)
+    return session.report(session.judge_draws(following, options.rule.further_draws), doubts)
 
 
 CHECK_OPTIONS = options_of(check)
@@ -95,12 +99,25 @@ class _Session:
     problem: Problem
     fused: Callable[..., Any]
     options: CheckOptions
-    samples: dict[str, Sample] = field(default_factory=dict)
     structure: dict[str, None] = field(default_factory=dict)
     determinism: dict[str, None] = field(default_factory=dict)
     poisoned: int = 0
 
-    def add_seed(self, seed: int, scale: float = 1.0, suffix: str = "") -> None:
+    @property
+    def differs(self) -> bool:
+        """True if a difference was found that is none of numbers."""
+        return bool(self.structure or self.determinism)
+
+    def judge_draws(self, first: int, times: int = 1) -> tuple[Verdict, ...]:
+        """Verdicts on ``times`` as many draws as the options name, those from number ``first`` on and no others."""
+        options, sums = self.options, dict[str, Sample]()
+        for seed in range(first, first + times * options.seeds):
+            self._add_seed(sums, seed)
+        for seed in range(first, first + times * options.small_seeds):
+            self._add_seed(sums, seed, options.small_scale, SMALL)
+        return judge(sums.values(), require_finite=options.require_finite, rule=options.rule)
+
+    def _add_seed(self, sums: dict[str, Sample], seed: int, scale: float = 1.0, suffix: str = "") -> None:
         """Run reference, candidate and oracle on one draw, and add their differences to the sums."""
         leaves = draw_leaves(self.problem, seed, scale)
         before = Run({}, {}, {**self.problem.buffers(), **self.problem.inputs(leaves)})
@@ -123,11 +140,8 @@ class _Session:
             fp64 = surrogate.get(name) if reference.dtype == torch.float64 else None
             triple = (ours, reference, true[name])
             role = self._role(name) + suffix
-            self._add(measure(name + suffix, role, *triple, seed=seed, surrogate=fp64, rule=self.options.rule))
-
-    def _add(self, sample: Sample) -> None:
-        name = sample.name
-        self.samples[name] = self.samples[name] + sample if name in self.samples else sample
+            found = measure(name + suffix, role, *triple, seed=seed, surrogate=fp64, rule=self.options.rule)
+            sums[found.name] = sums[found.name] + found if found.name in sums else found
 
     def check_repeatable(self) -> None:
         """Bitwise equality of repeated runs and of two backwards over one forward, each in memory of its own."""
@@ -142,17 +156,20 @@ class _Session:
             self._note(_bit_differences(first, run, "a repeated run"), self.determinism)
             self._note(_shared_memory(_computed(first), _computed(run), state), self.determinism)
 
-    def report(self) -> CheckReport:
-        """Judge what was summed up."""
+    def report(self, verdicts: tuple[Verdict, ...], doubts: tuple[Verdict, ...] = ()) -> CheckReport:
+        """The record; ``doubts`` are why ``verdicts`` are those on further draws."""
+        times = self.options.rule.further_draws if doubts else 0
         subject = getattr(self.problem.fn, "__name__", type(self.problem.fn).__name__)
         return CheckReport(
             subject=subject,
             seeds=self.options.seeds,
             repeats=self.options.repeats,
             poisoned=self.poisoned,
-            verdicts=judge(self.samples.values(), require_finite=self.options.require_finite, rule=self.options.rule),
+            verdicts=verdicts,
             structure=tuple(self.structure),
             determinism=tuple(self.determinism),
+            more_draws=times * (self.options.seeds + self.options.small_seeds),
+            doubts=doubts,
         )
 
     def _run_fused(self, leaves: Sequence[Any], cotangents: Mapping[str, torch.Tensor], *, poison: bool) -> Run:

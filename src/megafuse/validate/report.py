@@ -20,7 +20,9 @@ class CheckReport:
     ``verdicts``: the acceptance rule, per tensor and per pool of small tensors. ``structure``: differences in shape,
     dtype, strides, requires_grad, unused gradients or plain values. ``determinism``: tensors that were not repeatable,
     and how. ``seeds``: inputs drawn; ``repeats``: runs compared bit by bit; ``poisoned``: allocations filled with NaN.
-    ``notes``: what a reader of the verdict must know, as that nothing was fused. A report is true where all is well.
+    ``notes``: what a reader of the verdict must know, as that nothing was fused. ``more_draws``: fresh draws, those of
+    small inputs counted, that ``verdicts`` are about instead of the first ones (0: they are about the first), since
+    those left the failed verdicts ``doubts``. A report is true where all is well.
     """
 
     subject: str
@@ -31,6 +33,8 @@ class CheckReport:
     structure: tuple[str, ...] = ()
     determinism: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    more_draws: int = 0
+    doubts: tuple[Verdict, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -47,6 +51,14 @@ class CheckReport:
         numeric = [f"{v.name}: {reason}" for v in self.verdicts for reason in v.reasons]
         return (*self.structure, *self.determinism, *numeric)
 
+    @property
+    def asked_again(self) -> tuple[str, ...]:
+        """Lines that say why further draws were made, and that they decide; none where the first ones did."""
+        if not self.doubts:
+            return ()
+        found = (f"      {v.name}, {v.elements} elements: {'; '.join(v.reasons)}" for v in self.doubts)
+        return (f"  ASKED AGAIN: {self.more_draws} fresh draws decide; the first ones left a doubt:", *found)
+
     def raise_if_failed(self) -> CheckReport:
         """Return the report if all is well; raise ``CheckError`` with its text if not."""
         if not self.ok:
@@ -58,7 +70,8 @@ class CheckReport:
         counts = ((self.seeds, "seed"), (self.repeats, "repeat"), (self.poisoned, "poisoned allocation"))
         ran = ", ".join(f"{number} {what}" if number == 1 else f"{number} {what}s" for number, what in counts)
         shown = tuple(v for v in self.verdicts if not v.ok or SMALL not in v.role)
-        lines = [f"check of {self.subject}: {state} ({ran})", *(f"  NOTE: {n}" for n in self.notes), *_table(shown)]
+        lines = [f"check of {self.subject}: {state} ({ran})", *(f"  NOTE: {n}" for n in self.notes)]
+        lines += [*self.asked_again, *_table(shown)]
         if len(shown) < len(self.verdicts):
             lines.append(f"  ok    and {len(self.verdicts) - len(shown)} results of small inputs")
         lines += [f"  structure: {text}" for text in self.structure]

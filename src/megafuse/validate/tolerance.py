@@ -44,6 +44,9 @@ class Rule:
     * max:  |f-o| <= max_factor * max|u-o| + max_ulps * ulp(max(|o|, R))   at every element
     * gain: |g(f)| <= gain_factor * |g(u)| + gain_sigmas * se + gain_ulps * eps + gain_arithmetic,
       where g(a) = sum((a-o) * o) / sum(o * o) is the part of the error that scales the result, se its standard error
+
+    What breaks the RMS rule alone, in a sample shorter than ``full_sample``, with an error below ``doubt_factor`` times
+    its limit, is in doubt: ``further_draws`` times as many fresh draws decide, by the same rule.
     """
 
     rms_factor: float = 1.5
@@ -56,6 +59,8 @@ class Rule:
     gain_sigmas: float = 4.0
     gain_ulps: float = 1.0 / 32.0
     gain_arithmetic: float = 4.0 * 2.0**-23
+    doubt_factor: float = 4.0
+    further_draws: int = 16
 
     def widen(self, elements: int) -> float:
         """Factor for samples below ``full_sample``: the ratio of two RMS estimates has relative error 1/sqrt(N)."""

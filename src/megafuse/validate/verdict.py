@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 
 import torch
 
@@ -12,11 +13,26 @@ from megafuse.validate.compare import Sample, Witness
 from megafuse.validate.tolerance import RULE, Rule, precision
 
 
+class Part(Enum):
+    """A part of the acceptance rule that a tensor can break."""
+
+    RMS = "rms"
+    MAX = "max"
+    GAIN = "gain"
+    MASK = "mask"
+    FINITE = "finite"
+    EXACT = "exact"
+
+
+_Reason = tuple[Part, str]
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The rule applied to one tensor (or pool): errors, limits, and the reasons why it failed (none: it passed).
 
-    Errors are absolute in the tensor's own units; in a pool they are relative to each member's scale.
+    ``broken``: the parts of the rule that ``reasons`` tell of. Errors are absolute in the tensor's own units; in a pool
+    they are relative to each member's scale.
     """
 
     name: str
@@ -31,6 +47,7 @@ class Verdict:
     gain: float
     gain_limit: float
     pool: str | None = None
+    broken: frozenset[Part] = frozenset()
     reasons: tuple[str, ...] = ()
     witnesses: tuple[Witness, ...] = ()
 
@@ -38,6 +55,11 @@ class Verdict:
     def ok(self) -> bool:
         """True if nothing was broken."""
         return not self.reasons
+
+    def in_doubt(self, rule: Rule = RULE) -> bool:
+        """True if it fails by the RMS rule alone, on a short sample, and not by so much that chance is ruled out."""
+        short = self.elements < rule.full_sample
+        return short and self.broken == {Part.RMS} and self.fused_rms < rule.doubt_factor * self.rms_limit
 
     def __str__(self) -> str:
         state = "ok  " if self.ok else "FAIL"
@@ -64,10 +86,16 @@ def judge(samples: Iterable[Sample], *, require_finite: bool = False, rule: Rule
     return (*verdicts, *(_judge_pool(pool, rule) for pool in pools if len(pool) > 1))
 
 
+def in_doubt(verdicts: Iterable[Verdict], rule: Rule = RULE) -> tuple[Verdict, ...]:
+    """The failed verdicts, if there are any and each of them is in doubt; else none: there is nothing to ask again."""
+    failed = tuple(v for v in verdicts if not v.ok)
+    return failed if all(v.in_doubt(rule) for v in failed) else ()
+
+
 def _judge_one(sample: Sample, pooled: bool, require_finite: bool, rule: Rule) -> Verdict:
     if not sample.dtype.is_floating_point:
-        reasons = [f"{sample.mismatches} elements differ; integers must be equal"] if sample.mismatches else []
-        return _verdict(sample, math.inf, math.inf, None, reasons, sample.bad_mask)
+        wrong = [(Part.EXACT, f"{sample.mismatches} elements differ; integers must be equal")]
+        return _verdict(sample, math.inf, math.inf, None, wrong if sample.mismatches else [], sample.bad_mask)
     limit = rule.rms_limit(sample.unfused_rms, sample.oracle_rms, sample.dtype, sample.elements)
     gain_limit = rule.gain_limit(sample.unfused_gain, sample.gain_error, sample.dtype)
     reasons = _finite_reasons(sample, require_finite)
@@ -75,12 +103,11 @@ def _judge_one(sample: Sample, pooled: bool, require_finite: bool, rule: Rule) -
     if not pooled:
         reasons += _rms_reasons(sample, limit)
     if sample.excess > rule.max_factor * sample.unfused_max:
-        reasons.append(
-            f"largest error {sample.fused_max:.3g} is over {rule.max_factor:g} x {sample.unfused_max:.3g} (unfused) "
-            f"+ {rule.max_ulps:g} ulp"
-        )
+        allowed = f"{rule.max_factor:g} x {sample.unfused_max:.3g} (unfused) + {rule.max_ulps:g} ulp"
+        reasons.append((Part.MAX, f"largest error {sample.fused_max:.3g} is over {allowed}"))
     if abs(sample.gain) > gain_limit:
-        reasons.append(f"results are scaled by 1{sample.gain:+.3e}, limit {gain_limit:.1e}: a systematic error")
+        scaled = f"results are scaled by 1{sample.gain:+.3e}, limit {gain_limit:.1e}: a systematic error"
+        reasons.append((Part.GAIN, scaled))
     if reasons and not witnesses:
         witnesses = tuple(w for _, w in sample.worst)
     pool = _pool_name(sample) if pooled else None
@@ -94,7 +121,7 @@ def _judge_pool(pool: Sequence[Sample], rule: Rule) -> Verdict:
     reasons = _rms_reasons(total, limit)
     if reasons:
         worst = max(pool, key=lambda s: _normalised(s).fused_square)
-        reasons.append(f"most of it comes from {worst.name}")
+        reasons.append((Part.RMS, f"most of it comes from {worst.name}"))
     return _verdict(total, limit, math.inf, None, reasons, ())
 
 
@@ -109,19 +136,20 @@ def _normalised(sample: Sample) -> Sample:
     return replace(sample, **squares, **largest, column_cross=None, fused_cross=0.0, worst=())
 
 
-def _finite_reasons(sample: Sample, require_finite: bool) -> list[str]:
-    reasons = []
+def _finite_reasons(sample: Sample, require_finite: bool) -> list[_Reason]:
+    reasons: list[_Reason] = []
     if sample.mask_errors:
-        reasons.append(f"NaN or Inf differ from the unfused module's at {sample.mask_errors} elements")
+        reasons.append((Part.MASK, f"NaN or Inf differ from the unfused module's at {sample.mask_errors} elements"))
     if require_finite and sample.nonfinite:
-        reasons.append(f"{sample.nonfinite} elements are not finite")
+        reasons.append((Part.FINITE, f"{sample.nonfinite} elements are not finite"))
     return reasons
 
 
-def _rms_reasons(sample: Sample, limit: float) -> list[str]:
+def _rms_reasons(sample: Sample, limit: float) -> list[_Reason]:
     if sample.fused_rms <= limit:
         return []
-    return [f"RMS error {sample.fused_rms:.3g} is over {limit:.3g} (unfused {sample.unfused_rms:.3g})"]
+    error = f"RMS error {sample.fused_rms:.3g} is over {limit:.3g} (unfused {sample.unfused_rms:.3g})"
+    return [(Part.RMS, error)]
 
 
 def _verdict(
@@ -129,7 +157,7 @@ def _verdict(
     limit: float,
     gain_limit: float,
     pool: str | None,
-    reasons: Sequence[str],
+    reasons: Sequence[_Reason],
     witnesses: Sequence[Witness],
 ) -> Verdict:
     return Verdict(
@@ -145,7 +173,8 @@ def _verdict(
         gain=sample.gain,
         gain_limit=gain_limit,
         pool=pool,
-        reasons=tuple(reasons),
+        broken=frozenset(part for part, _ in reasons),
+        reasons=tuple(text for _, text in reasons),
         witnesses=tuple(witnesses),
     )
 

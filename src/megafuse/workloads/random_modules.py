@@ -135,11 +135,13 @@ class ModuleProgram:
             exec(compile(self.source(device), f"random_module_{self.seed}.py", "exec"), names)
         return names["module"], names["inputs"]
 
-    def reproducer(self, device: str = "cpu") -> str:
-        """A program that makes the module, fuses it and prints its check."""
+    def reproducer(self, device: str = "cpu", options: str = "") -> str:
+        """A program that makes the module, fuses it and prints its check; ``options``: arguments of CheckOptions."""
         target = "cuda" if device.startswith("cuda") else "interpret"
         calls = f'import megafuse\n\nfused = megafuse.fuse(module, *inputs, target="{target}")\n'
-        return f"{self.source(device)}\n{calls}print(megafuse.check(module, *inputs, fused=fused))\n"
+        made = f"from megafuse.validate import CheckOptions\n\noptions = CheckOptions({options})\n" if options else ""
+        check = f"megafuse.check(module, *inputs, fused=fused{', options=options' if options else ''})"
+        return f"{self.source(device)}\n{calls}{made}print({check})\n"
 
     def pruned(self) -> ModuleProgram:
         """Without the lines, leaves and submodules that no result needs; at least one input stays."""
