@@ -32,7 +32,8 @@ class ModuleWatch:
         submodules = [m._modules for m in self._modules]
         tensors = [real_table(t) for m in self._modules for t in (m._parameters, m._buffers)]
         hooks = [getattr(m, name) for m in self._modules for name in _HOOKS]
-        self._standard = [(t, len(t), t["training"], *(t[k] for k in _TABLES), *(t[k] for k in _HOOKS)) for t in own]
+        standard = ("training", *_TABLES, *_HOOKS)
+        self._standard: list[tuple[Any, ...]] = [(t, len(t), *map(t.get, standard)) for t in own]
         kept = [(t, k) for t in own for k in t if k not in _MODULE_PARTS] + [(t, k) for t in submodules for k in t]
         kept += [(t, k) for t in tensors for k, v in t.items() if v is None]
         self._kept: list[tuple[Any, Any, Any]] = [(t, k, t[k]) for t, k in kept]
@@ -75,7 +76,7 @@ class ModuleWatch:
         for table, size in self._filled:
             if len(table) != size:
                 return False
-        for table, key, value in self._kept:
+        for table, key, value in self._kept:  # noqa: SIM110 (a generator takes longer)
             if table[key] is not value:
                 return False
         return True

@@ -57,9 +57,9 @@ class Direct:
     def __call__(self, *lists: list[Tensor | None]) -> Any:
         """Run on lists, which are emptied."""
         if self._current() == self.index and self._thread.known:
-            if self.ready and not _modes() and not any(self.hooks) and not shim.listening():
-                if self.is_aligned or aligned(*lists):
-                    return self.direct(*lists)
+            heard = not self.ready or _modes() or any(self.hooks) or shim.listening()
+            if not heard and (self.is_aligned or aligned(*lists)):
+                return self.direct(*lists)
             return self._checked(lists)
         with torch.cuda.device(self.index):
             if not self._thread.known:
