@@ -87,6 +87,15 @@ def test_what_is_not_aligned_is_checked(made):
     assert log == ["checked", "checked", "checked", "direct"]
 
 
+def test_alignment_that_is_known_is_not_looked_at(made, monkeypatch: pytest.MonkeyPatch):
+    run, _, log, _ = made
+    run.is_aligned = True
+    run([torch.zeros(4)])
+    monkeypatch.setattr(direct, "aligned", lambda *lists: pytest.fail("looked at"))
+    run([torch.zeros(4)])
+    assert log == ["checked", "direct"]
+
+
 def test_whoever_listens_is_heard(made):
     run, kernel, log, state = made
     x = torch.zeros(4)

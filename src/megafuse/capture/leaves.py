@@ -229,6 +229,7 @@ class LeafGetter:
         self._constants = list(constants)
         self._expected, self._keywords = self._single_leaves()
         self._args = [leaf.path[0] for leaf in leaves if leaf.kind == "arg"]
+        self._in_order = self._args == [*range(len(call.tensors))]
         rest = [leaf for leaf in leaves if leaf.kind != "arg"]
         self._state = [self._source(leaf, call.modules) for leaf in rest]
         self._ties = [(a, b) for (_, a), (_, b) in tied_places(call)]
@@ -261,20 +262,22 @@ class LeafGetter:
         """
         if self._ties and any(a[m] is not b[n] for (a, m), (b, n) in self._ties):
             raise InputError("parameters that were one tensor at capture are no longer", hint="fuse again")
-        given = self._given(args, kwargs)
-        if given is not None:
-            tensors: list[Any] = [given[i] for i in self._args]  # type: ignore[index]
-            return tensors + _read(self._state)
-        return self._general(args, kwargs)
+        tensors = self._given(args, kwargs)
+        if tensors is None:
+            return self._general(args, kwargs)
+        if not self._in_order:
+            tensors = [tensors[i] for i in self._args]  # type: ignore[index]
+        return _read(self._state, tensors)
 
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
         """The tensors among arguments that are single leaves and, tensors aside, the captured objects; else None."""
-        expected, keywords = self._expected, self._keywords
-        if expected is None or len(args) + len(kwargs) != len(expected) or len(kwargs) != len(keywords):
+        expected, values = self._expected, args
+        if kwargs or self._keywords:
+            values = (*args, *(kwargs.get(k, kwargs) for k in self._keywords))
+        if expected is None or len(values) != len(expected) or len(kwargs) != len(self._keywords):
             return None
-        values = [*args, *(kwargs.get(k, kwargs) for k in keywords)] if keywords else args
         tensors: list[torch.Tensor] = []
-        for value, old in zip(values, expected, strict=True):
+        for value, old in zip(values, expected):  # noqa: B905 (as long as each other)
             if old is torch.Tensor:
                 if not isinstance(value, torch.Tensor):
                     return None
@@ -317,7 +320,7 @@ class LeafGetter:
             self._check(new, old, name)
         tensors = [v for v in flat if isinstance(v, torch.Tensor)]
         state = self._state if self._same_modules(flat) else self._resolve(flat)
-        return [tensors[i] for i in self._args] + _read(state)  # type: ignore[index]
+        return _read(state, [tensors[i] for i in self._args])  # type: ignore[index]
 
     def _same_modules(self, flat: list[Any]) -> bool:
         return all(at is None or flat[at] is m for m, at in zip(self._call.modules, self._call.module_at, strict=True))
@@ -364,9 +367,12 @@ class LeafGetter:
         return "the arguments have another structure than at capture"
 
 
-def _read(state: Sequence[Place]) -> list[Any]:
+def _read(state: Sequence[Place], tensors: list[Any]) -> list[Any]:
+    """``tensors``, with those at the places of ``state`` behind them."""
     try:
-        return [table[key] for table, key in state]
+        for table, key in state:
+            tensors.append(table[key])
+        return tensors
     except KeyError as error:
         raise InputError(f"{error} is no longer there", hint="fuse again") from error
 

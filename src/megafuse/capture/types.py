@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -105,9 +105,15 @@ class OutSpec:
 
     spec: pytree.TreeSpec
     leaves: tuple[tuple[str, Any], ...]
+    alone: bool = field(init=False)  # the output is one tensor
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "alone", self.spec.num_nodes == 1 and self.leaves == (("tensor", 0),))
 
     def build(self, tensors: Sequence[Any]) -> Any:
         """The user's output, from its tensors in order."""
+        if self.alone:
+            return tensors[0]
         made = [tensors[v] if k == "tensor" else torch.Size(v) if k == "size" else v for k, v in self.leaves]
         return pytree.tree_unflatten(made, self.spec)
 

@@ -14,6 +14,7 @@ from megafuse.codegen.artifact import Artifact
 from megafuse.compiler.driver import Compiled
 from megafuse.core.sizes import settle
 from megafuse.runtime.autograd import StepSpec
+from megafuse.runtime.direct import aligned
 from megafuse.runtime.graphs import Budget, graphed
 from megafuse.runtime.step import LoadedStep
 from megafuse.runtime.tensors import TORCH_DTYPES
@@ -54,12 +55,16 @@ class Bound:
 
 @dataclass(frozen=True)
 class Place:
-    """Where steps run: target, device, whether fresh memory is filled with NaN, and how many more get CUDA graphs."""
+    """Where steps run: target, device, whether fresh memory is filled with NaN, and how many more get CUDA graphs.
+
+    ``is_aligned``: all tensors of the calls that a step serves start at multiples of 16 bytes.
+    """
 
     target: str
     device: torch.device
     poison: bool | None
     budget: Budget | None = None
+    is_aligned: bool = False
 
 
 def bind(program: Program, sizes: Mapping[str, int], place: Place, original: Original) -> Bound:
@@ -74,7 +79,16 @@ def bind(program: Program, sizes: Mapping[str, int], place: Place, original: Ori
 
     fixed = any(leaf.kind == "const" and leaf.requires_grad for leaf in captured.leaves)  # beyond the original's reach
     given = sum(leaf.kind != "const" for leaf in captured.leaves)
-    step = LoadedStep(program.artifact, place.target, place.device, opaque=opaque, poison=place.poison, sizes=sizes)
+    own = (*captured.constants, *(_tensor(s, sizes, place.device) for s in program.scalars))
+    step = LoadedStep(
+        program.artifact,
+        place.target,
+        place.device,
+        opaque=opaque,
+        poison=place.poison,
+        sizes=sizes,
+        is_aligned=place.is_aligned and aligned(own),
+    )
     return Bound(
         program.compiled,
         StepSpec(
@@ -90,7 +104,7 @@ def bind(program: Program, sizes: Mapping[str, int], place: Place, original: Ori
         out=replace(captured.out_spec, leaves=settle(captured.out_spec.leaves, sizes)),
         sizes=sizes,
         given=given,
-        own=(*captured.constants, *(_tensor(s, sizes, place.device) for s in program.scalars)),
+        own=own,
         interpreted=next((k.backend for k in program.artifact.kernels if place.target == "interpret"), ""),
     )
 

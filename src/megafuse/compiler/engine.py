@@ -197,7 +197,7 @@ class _Structure:
         self.unfit: Bound | None = None  # why the original serves these calls
         self._binder: Binder[Bound] = Binder(self._compile)
         self.over_limit = False
-        self._pending = threading.local()  # the call that this thread binds, and its capture
+        self._pending = threading.local()  # the capture of the call that this thread binds
 
     def still_fits(self) -> bool:
         """No module changed its mode, attributes, submodules or hooks, and no closure or global changed, since then."""
@@ -217,16 +217,13 @@ class _Structure:
             assert self.unfit is not None
             return self.unfit, []
         tensors = self.getter(args, kwargs)
-        self._pending.call = (args, kwargs)
         try:
-            return self._binder.find(tensors), tensors
+            return self._binder.find(tensors, (), args, kwargs), tensors
         except LaunchError as error:
             if any(t is None for t in tensors):  # a parameter that was a tensor at capture
                 raise InputError("a parameter or buffer is None now", hint="fuse again") from error
             check_tensors([*zip(self.labels, tensors, strict=True)])  # names the one that does not fit
             raise
-        finally:
-            self._pending.call = None
 
     def _capture_first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Learn where the tensors of these calls are, or that the original has to serve them."""
@@ -302,8 +299,9 @@ class _Structure:
             out = self.engine.original(*args, **kwargs)
         return [t for t in pytree.tree_leaves(out) if isinstance(t, Tensor)]
 
-    def _compile(self, key: BindingKey, tensors: Sequence[Tensor]) -> Bound:
-        args, kwargs = self._pending.call
+    def _compile(
+        self, key: BindingKey, tensors: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Bound:
         try:
             with TRACING:
                 bound = _bind(self, key, args, kwargs, tensors)
@@ -330,7 +328,8 @@ def _bind(
         return Bound(None, None, "a tensor of the call is empty; the original ops run")
     spec = live_device_spec(key.device) if target == "cuda" else device_spec(DEFAULT_ARCH)
     backend = options.backend or ("triton" if target == "cuda" else "numpy")
-    place = Place(target, key.device, options.poison, structure.engine.budget)
+    is_aligned = all(t.aligned for t in key.tensors)
+    place = Place(target, key.device, options.poison, structure.engine.budget, is_aligned)
 
     def make(captured: Captured, scalars: Sequence[Scalar] = ()) -> Program:
         getter.check_same_places(captured.leaves)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import repeat
-from operator import is_
 from typing import Any
 
 from torch import nn
@@ -13,8 +11,8 @@ from megafuse.capture.leaves import module_state
 from megafuse.capture.state import real_table
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_MODULE_PARTS = frozenset(nn.Module().__dict__)
-_NEVER_REPLACED = _MODULE_PARTS - {"training", "_parameters", "_buffers", "_modules", *_HOOKS}  # by code of users
+_TABLES = ("_parameters", "_buffers", "_modules")
+_MODULE_PARTS = frozenset(nn.Module().__dict__)  # those that code of users never replaces are not looked at
 
 
 class ModuleWatch:
@@ -34,30 +32,51 @@ class ModuleWatch:
         submodules = [m._modules for m in self._modules]
         tensors = [real_table(t) for m in self._modules for t in (m._parameters, m._buffers)]
         hooks = [getattr(m, name) for m in self._modules for name in _HOOKS]
-        kept = [(t, k) for t in own for k in t if k not in _NEVER_REPLACED] + [(t, k) for t in submodules for k in t]
+        standard = ("training", *_TABLES, *_HOOKS)
+        self._standard: list[tuple[Any, ...]] = [(t, len(t), *map(t.get, standard)) for t in own]
+        kept = [(t, k) for t in own for k in t if k not in _MODULE_PARTS] + [(t, k) for t in submodules for k in t]
         kept += [(t, k) for t in tensors for k, v in t.items() if v is None]
-        self._tables, self._keys = [t for t, _ in kept], [k for _, k in kept]
-        self._values = [t[k] for t, k in kept]
-        self._sized: list[Any] = [
-            *hooks,
-            *own,
-            *submodules,
-            *tensors,
-        ]  # a tensor that is gone is missed when it is read
-        self._sizes = [*map(len, self._sized)]
+        self._kept: list[tuple[Any, Any, Any]] = [(t, k, t[k]) for t, k in kept]
+        sized: list[Any] = [*hooks, *submodules, *tensors]  # a tensor that is gone is missed when it is read
+        self._empty = tuple(t for t in sized if not t)
+        self._filled = [(t, len(t)) for t in sized if t]
         self._open = any(
             isinstance(v, list | dict) for table in own for k, v in table.items() if k not in _MODULE_PARTS
         )
 
     def unchanged(self) -> bool:
         """True when every module's state is what it was."""
-        if (
-            not self._open
-            and [*map(len, self._sized)] == self._sizes
-            and all(map(is_, map(dict.get, self._tables, self._keys, repeat(self)), self._values))
-        ):
-            return True
+        try:
+            if not self._open and self._looks_the_same():
+                return True
+        except KeyError:  # something was deleted
+            pass
         if [module_state(m) for m in self._modules] != self._states:
             return False
         self._look()
+        return True
+
+    def _looks_the_same(self) -> bool:
+        """The quick answer, in plain loops: this is asked at every call."""
+        if any(self._empty):
+            return False
+        for own, size, training, parameters, buffers, submodules, forward, before, back, before_back in self._standard:
+            if (
+                len(own) != size
+                or own["training"] is not training
+                or own["_parameters"] is not parameters
+                or own["_buffers"] is not buffers
+                or own["_modules"] is not submodules
+                or own["_forward_hooks"] is not forward
+                or own["_forward_pre_hooks"] is not before
+                or own["_backward_hooks"] is not back
+                or own["_backward_pre_hooks"] is not before_back
+            ):
+                return False
+        for table, size in self._filled:
+            if len(table) != size:
+                return False
+        for table, key, value in self._kept:  # noqa: SIM110 (a generator takes longer)
+            if table[key] is not value:
+                return False
         return True

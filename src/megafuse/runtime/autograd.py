@@ -39,6 +39,7 @@ _keep_graph: Callable[[], bool] | None = getattr(
 )
 _transforms: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 _any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+_grad = torch.is_grad_enabled
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,10 @@ class StepSpec:
     new value. ``original(*inputs)`` returns the user's outputs under autograd, for double backward only.
     ``keep_inputs`` holds on to all inputs for that; otherwise inputs that the step does not save are found again only
     if somebody else keeps them alive. ``repeatable``: the original may run again (it draws no random numbers).
+
+    What follows from these: ``unsaved`` are the inputs that the step does not save. ``plain_outputs``: some outputs are
+    not differentiable. ``all_grads``: the gradients are those of all inputs, in order. ``apart`` are the tangents whose
+    gradients the original can tell apart, where only some are given.
     """
 
     step: LoadedStep | GraphedStep
@@ -64,11 +69,17 @@ class StepSpec:
     repeatable: bool = True
     unsaved: tuple[int, ...] = field(init=False)
     plain_outputs: bool = field(init=False)
+    all_grads: bool = field(init=False)
+    apart: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         unsaved = tuple(i for i in range(self.num_inputs) if i not in self.step.saved_inputs)
         object.__setattr__(self, "unsaved", unsaved)
         object.__setattr__(self, "plain_outputs", bool(self.mutations) or not all(self.differentiable))
+        object.__setattr__(self, "all_grads", self.grad_of == tuple(range(self.num_inputs)))
+        again = self.step.returned_again  # autograd hands the gradient of a tensor returned twice to the later alone
+        own = tuple(j for j, i in enumerate(self.tangent_of) if i not in again)
+        object.__setattr__(self, "apart", own if self.original is not None and self.repeatable else ())
 
 
 def apply(spec: StepSpec, *tensors: Tensor) -> tuple[Tensor | None, ...]:
@@ -76,7 +87,7 @@ def apply(spec: StepSpec, *tensors: Tensor) -> tuple[Tensor | None, ...]:
 
     Returns the user's forward outputs, then nothing: new values of mutated inputs are written to those inputs.
     """
-    recorded = spec.step.has_backward and torch.is_grad_enabled()
+    recorded = spec.step.has_backward and _grad()
     outputs = _record(spec, *tensors) if recorded else _infer(spec, tensors)
     return _mutate(spec, tensors, outputs) if spec.mutations else outputs
 
@@ -90,10 +101,12 @@ def _record(spec: StepSpec, *tensors: Tensor) -> tuple[Tensor | None, ...]:
 
 def _infer(spec: StepSpec, tensors: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
     """Forward alone; what it saved is dropped at once."""
-    if not torch.is_grad_enabled():
+    if _grad():
+        with torch.no_grad():
+            return tuple(_plainly(spec.step.forward, list(tensors))[0])
+    if _any_autocast():
         return tuple(_plainly(spec.step.forward, list(tensors))[0])
-    with torch.no_grad():
-        return tuple(_plainly(spec.step.forward, list(tensors))[0])
+    return tuple(spec.step.forward(list(tensors))[0])
 
 
 def _plainly(fn: Callable[..., Any], *lists: Any) -> Any:
@@ -139,10 +152,11 @@ class _FusedStep(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
+        if _grad():
             return None, *_differentiable_gradients(ctx, tangents)
-        wanted = [tangents[i] for i in ctx.spec.tangent_of]
-        if _partly_undefined(ctx, wanted):
+        spec: StepSpec = ctx.spec
+        wanted = [tangents[i] for i in spec.tangent_of]
+        if len(spec.apart) > 1 and _partly_undefined(ctx, wanted):
             return None, *_differentiable_gradients(ctx, tangents, create_graph=False)
         return None, *_gradients(ctx, wanted)
 
@@ -153,10 +167,8 @@ def _partly_undefined(ctx: Any, tangents: list[Tensor | None]) -> bool:
     The step's backward would take zeros for the others, and 0 * inf is NaN where eager computes nothing. Where the
     original cannot run again (random ops, inputs that are gone) zeros it is.
     """
-    spec: StepSpec = ctx.spec
-    again = spec.step.returned_again  # autograd hands the gradient of a tensor returned twice to the later place alone
-    own = [t for i, t in zip(spec.tangent_of, tangents, strict=True) if i not in again]
-    if not 0 < sum(t is None for t in own) < len(own) or spec.original is None or not spec.repeatable:
+    own = [tangents[j] for j in ctx.spec.apart]
+    if not 0 < sum(t is None for t in own) < len(own):
         return False
     try:
         _all_inputs(ctx)
@@ -174,7 +186,7 @@ def _gradients(ctx: Any, tangents: list[Tensor | None]) -> list[Tensor | None]:
     grads: list[Tensor | None] = _plainly(spec.step.backward, saved, tangents)
     if not kept:
         ctx.ticket = saved.ticket = None
-    if spec.grad_of == tuple(range(spec.num_inputs)):
+    if spec.all_grads:
         return grads
     by_input: list[Tensor | None] = [None] * spec.num_inputs
     for position in reversed(range(len(grads))):

@@ -20,6 +20,8 @@ _PER_TENSOR, _ALIGN = 6, 15
 MAX_BINDINGS = 256
 _TYPES = frozenset({Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", Tensor)})  # all that is not a subclass
 _any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+_grad, _inference = torch.is_grad_enabled, torch.is_inference_mode_enabled
+_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
 
 
 @dataclass(frozen=True)
@@ -101,14 +103,14 @@ class ProgramKey:
         return hashlib.sha256(repr(key).encode()).hexdigest()[:24]
 
 
-Compile = Callable[[BindingKey, Sequence[Tensor]], Binding]
+Compile = Callable[..., Binding]
 
 
 class Binder(Generic[Binding]):
     """Finds the binding of a call, or has it made.
 
-    ``compile(key, tensors)`` makes the binding of a new key; it runs once per key, one thread at a time. Bindings are
-    kept in the order of their making; past ``limit`` the oldest is dropped.
+    ``compile(key, tensors, *more)`` makes the binding of a new key; it runs once per key, one thread at a time.
+    Bindings are kept in the order of their making; past ``limit`` the oldest is dropped.
 
     A call is first held against the binding last found under the same settings, by one native comparison; the exact key
     is built only when that fails.
@@ -128,8 +130,10 @@ class Binder(Generic[Binding]):
         """The bindings of now, oldest first."""
         return [binding for _, binding in list(self._bindings.values())]
 
-    def find(self, tensors: Sequence[Tensor], extra: Hashable = ()) -> Binding:
+    def find(self, tensors: Sequence[Tensor], extra: Hashable = (), *more: Any) -> Binding:
         """The binding for ``tensors`` and PyTorch's settings of now. ``extra``: plain arguments and modes.
+
+        ``more`` is handed on to ``compile``.
 
         Raises:
             LaunchError: something other than a dense tensor, or tensors on several devices.
@@ -146,15 +150,15 @@ class Binder(Generic[Binding]):
             check_call(tensors, extra)
             raise LaunchError(f"the call's arguments cannot be bound: {error}") from error
         if entry is None:
-            entry = self._make(key, tensors)
+            entry = self._make(key, tensors, more)
         self._recent[flags] = entry
         return entry[1]
 
-    def _make(self, key: RawKey, tensors: Sequence[Tensor]) -> tuple[Check, Binding]:
+    def _make(self, key: RawKey, tensors: Sequence[Tensor], more: tuple[Any, ...]) -> tuple[Check, Binding]:
         check_call(tensors, key[1][-1])
         with self._lock:
             if key not in self._bindings:
-                made = self._compile(describe(key), tensors)
+                made = self._compile(describe(key), tensors, *more)
                 if len(self._bindings) >= self._limit:
                     self._bindings.pop(next(iter(self._bindings)))
                     self._recent.clear()
@@ -175,11 +179,11 @@ def raw_tensors(tensors: Sequence[Tensor]) -> RawKey:
 def raw_flags(tensors: Sequence[Tensor], extra: Hashable = ()) -> RawKey:
     """PyTorch's settings and ``extra``, in the order of the fields of ``Flags``."""
     return (
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
+        _grad(),
+        _inference(),
         _autocast(tensors) if _any_autocast() else None,
         _tf32(),
-        torch.are_deterministic_algorithms_enabled(),
+        _deterministic(),
         extra,
     )
 

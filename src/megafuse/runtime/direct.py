@@ -21,33 +21,48 @@ _ALIGN = 15  # addresses whose low four bits are zero are 16-byte aligned
 _modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 
 
+class _Thread(threading.local):
+    """``known``: this thread has a context on the device."""
+
+    known = False
+
+
 class Direct:
     """One function of launch code: ``checked`` or ``direct``, whichever may run.
 
     ``direct`` is the same function with globals of its own, in which its kernels become bound launches as soon as all
     of them are known. The first call of a thread (autograd has its own for backward) launches something plain first: a
-    thread whose first CUDA call is a matrix product has no context yet, and PyTorch warns about that.
+    thread whose first CUDA call is a matrix product has no context yet, and PyTorch warns about that. ``is_aligned``:
+    whoever calls has made sure that all tensors start at multiples of 16 bytes.
     """
 
     def __init__(
-        self, checked: Callable[..., Any], direct: Callable[..., Any], kernels: Mapping[str, Any], device: torch.device
+        self,
+        checked: Callable[..., Any],
+        direct: Callable[..., Any],
+        kernels: Mapping[str, Any],
+        device: torch.device,
+        *,
+        is_aligned: bool = False,
     ) -> None:
         self.checked, self.direct, self.device, self.index = checked, direct, device, device.index
+        self.is_aligned = is_aligned
         used = direct.__code__.co_names if isinstance(direct, FunctionType) else ()
         self.kernels = {name: kernel for name, kernel in kernels.items() if name in used}
         self.ready = False
         self.hooks: tuple[list[Any], ...] = ()
-        self._thread = threading.local()
+        self._thread = _Thread()
         self._current: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
     def __call__(self, *lists: list[Tensor | None]) -> Any:
         """Run on lists, which are emptied."""
-        if self._current() == self.index and getattr(self._thread, "known", False):
-            if self.ready and not _modes() and not any(self.hooks) and not shim.listening() and aligned(*lists):
+        if self._current() == self.index and self._thread.known:
+            heard = not self.ready or _modes() or any(self.hooks) or shim.listening()
+            if not heard and (self.is_aligned or aligned(*lists)):
                 return self.direct(*lists)
             return self._checked(lists)
         with torch.cuda.device(self.index):
-            if not getattr(self._thread, "known", False):
+            if not self._thread.known:
                 torch.zeros((), device=self.device)
                 self._thread.known = True
             return self._checked(lists)
@@ -67,7 +82,7 @@ class Direct:
             self.ready = True
 
 
-def aligned(*lists: list[Tensor | None]) -> bool:
+def aligned(*lists: Sequence[Tensor | None]) -> bool:
     """All tensors start at multiples of 16 bytes; False where one is missing."""
     low = 0
     try:

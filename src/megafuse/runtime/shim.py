@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import inspect
 import os
 import subprocess
@@ -154,6 +155,7 @@ def complete_interpreter() -> None:
     InterpreterBuilder.create_splat = create_splat
 
 
+@functools.cache
 def _triton() -> Any:
     try:
         import triton
@@ -382,10 +384,11 @@ _BINDERS = {(3, 6): _bind_36, (3, 9): _bind_39}
 def listening() -> bool:
     """Something wants to see every launch (profilers), so that the plain road must be taken."""
     runtime = getattr(getattr(_triton(), "knobs", None), "runtime", None)
-    enter, leave = getattr(runtime, "launch_enter_hook", _UNKNOWN), getattr(runtime, "launch_exit_hook", _UNKNOWN)
-    return bool(
-        (enter is not None and getattr(enter, "calls", True)) or (leave is not None and getattr(leave, "calls", True))
-    )
+    for name in ("launch_enter_hook", "launch_exit_hook"):
+        hook = getattr(runtime, name, _UNKNOWN)
+        if hook is not None and getattr(hook, "calls", True):
+            return True
+    return False
 
 
 def _current_device() -> int:

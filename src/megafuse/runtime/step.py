@@ -44,12 +44,13 @@ class LoadedStep:
         opaque: OpaqueTable | None = None,
         poison: bool | None = None,
         sizes: Mapping[str, int] | None = None,
+        is_aligned: bool = False,
     ) -> None:
         """Load ``artifact`` for ``target`` ("cuda", or "interpret" on CPU tensors).
 
         ``opaque(call, args)`` runs the capture's ATen call and returns its results. ``poison`` fills every allocation
         with NaN (default: environment variable ``MEGAFUSE_POISON=1``). ``sizes`` are the values of the artifact's open
-        sizes.
+        sizes. ``is_aligned``: the inputs of every forward start at multiples of 16 bytes.
 
         Raises:
             TargetError: the target is not available, or a kernel has no text for it.
@@ -81,7 +82,7 @@ class LoadedStep:
         if self.device.type == "cuda":
             short = {} if poison else tensors.short_cuts(self.device)
             direct = load_host(artifact.host.text, {**names, **short})
-            self.forward = Direct(self.forward, direct["forward"], kernels, self.device)
+            self.forward = Direct(self.forward, direct["forward"], kernels, self.device, is_aligned=is_aligned)
             self.backward = Direct(self.backward, direct.get("backward", _no_backward), kernels, self.device)
 
 
