@@ -33,7 +33,8 @@ class CompileReport:
     """What compiling one kernel gave. ``error`` says why there is nothing else, or is empty.
 
     ``registers`` per thread; ``spills``: bytes of stack per thread (0: nothing spilled); ``shared``: bytes per program;
-    ``seconds``: compile time, near 0 where Triton's own cache had the kernel.
+    ``layouts``: those of products' operands in shared memory; ``seconds``: compile time, near 0 where Triton's own
+    cache had the kernel.
     """
 
     entry: str
@@ -42,6 +43,7 @@ class CompileReport:
     registers: int = 0
     spills: int = 0
     shared: int = 0
+    layouts: int = 0
     seconds: float = 0.0
     ptx_bytes: int = 0
     cubin_bytes: int = 0

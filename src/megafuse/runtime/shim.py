@@ -10,12 +10,10 @@ alignment of the pointers. Whatever is not as known falls back to the plain road
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import functools
 import inspect
 import os
-import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,9 +25,9 @@ from megafuse.codegen.artifact import KernelSource
 from megafuse.core.dtypes import DType
 from megafuse.core.errors import TargetError
 from megafuse.runtime import early
+from megafuse.runtime.assembled import check_assembled, layouts
 from megafuse.runtime.loading import load_module
 from megafuse.runtime.places import Place
-from megafuse.runtime.shim_worker import fault_of
 from megafuse.runtime.tensors import TORCH_DTYPES
 
 Launcher = Callable[..., None]  # (stream, *places)
@@ -212,14 +210,17 @@ class CudaKernel:
             return lambda stream, *pointers: None
         return self.variants.get((device, (True,) * len(self.dtypes)))
 
-    def assemble(self) -> None:
+    def assemble(self) -> int:
         """Compile for the current device and aligned addresses, as the first launch would, and launch nothing.
+
+        Returns in how many layouts the operands of its products lie in shared memory.
 
         Raises:
             TargetError: the assembler may have made something else of the kernel.
         """
-        if 0 not in self.source.grid:
-            self._compiled([0] * len(self.dtypes))
+        if 0 in self.source.grid:
+            return 0
+        return layouts(self._compiled([0] * len(self.dtypes)))
 
     def _first(self, key: Any, device: int, pointers: tuple[int, ...]) -> None:
         """The plain road: first launch of a variant, or hooks."""
@@ -229,8 +230,8 @@ class CudaKernel:
         if key not in self.variants:
             self.variants[key] = bind(compiled, self.kernel, self.source)
 
-    def _compiled(self, pointers: Sequence[int]) -> None:
-        """Compile and check. Hooks see launches, which this is not: Triton would call them."""
+    def _compiled(self, pointers: Sequence[int]) -> Any:
+        """Compile and check; the compiled kernel. Hooks see launches, which this is not: Triton would call them."""
         src = self.source
         given = [_Pointer(p, dtype) for p, dtype in zip(pointers, self.dtypes, strict=True)]
         hooks, self.hooks[:] = self.hooks[:], []
@@ -239,6 +240,7 @@ class CudaKernel:
         finally:
             self.hooks[:] = hooks
         check_assembled(compiled, src)
+        return compiled
 
     def plain(self, pointers: Sequence[int]) -> Any:
         """Launch as any Triton user does; returns the compiled kernel.
@@ -276,9 +278,9 @@ class DescribedKernel:
     plain: CudaKernel
     positions: tuple[int, ...]
 
-    def assemble(self) -> None:
-        """Compile and check the kernel that aligned addresses get."""
-        self._able(_current_device()).assemble()
+    def assemble(self) -> int:
+        """As ``CudaKernel.assemble``, of the kernel that aligned addresses get."""
+        return self._able(_current_device()).assemble()
 
     @property
     def hooks(self) -> list[Any]:
@@ -298,19 +300,6 @@ class DescribedKernel:
 
     def _able(self, device: int) -> CudaKernel:
         return self.described if torch.cuda.get_device_capability(device) >= (9, 0) else self.plain
-
-
-def check_assembled(compiled: Any, source: KernelSource) -> None:
-    """Refuse a kernel that the assembler may have compiled into something else, as far as Triton's tools can tell.
-
-    Raises:
-        TargetError: it has, or may have.
-    """
-    asm = getattr(compiled, "asm", {})
-    with contextlib.suppress(OSError, subprocess.SubprocessError):  # no disassembler, or it fails
-        if "cubin" in asm and (fault := fault_of(asm["ptx"], asm["cubin"])):
-            hint = "please report the module; until then, leave it unfused, or try chains=False"
-            raise TargetError(f"kernel {source.entry}: {fault}", hint=hint)
 
 
 def bind(compiled: Any, kernel: Any, source: KernelSource) -> Bound | None:

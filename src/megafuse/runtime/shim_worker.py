@@ -56,6 +56,7 @@ def compile_one(kernel: dict[str, Any], arch: int) -> dict[str, Any]:
     return {
         **resource_usage(cubin),
         "shared": int(compiled.metadata.shared),
+        "layouts": layouts_of(compiled.asm["ptx"]),
         "seconds": seconds,
         "ptx_bytes": len(compiled.asm["ptx"]),
         "cubin_bytes": len(cubin),
@@ -93,14 +94,18 @@ def fault_of(ptx: str, cubin: bytes) -> str:
     """What the assembler is known to have made wrong in a kernel, or may have; empty if nothing."""
     if PACKED_ADD in ptx and adds_packed_constants(cubin):
         return "LLVM made packed 16-bit additions of constants, and ptxas loses some of these"
-    layouts = {int(text) >> 32 for text in _DESCRIPTOR.findall(ptx)}
-    if len(layouts) > 1:
+    if layouts_of(ptx) > 1:
         sass = _cuobjdump(cubin, "-sass")
         if lost := read_before_written(sass):
             return f"ptxas lost the address of an operand (uniform register {lost[0]} is read and was never written)"
         if lost := written_for_nothing(sass):
             return f"ptxas may have lost an operand's address ({lost[0]} is given one, and another before it is read)"
     return ""
+
+
+def layouts_of(ptx: str) -> int:
+    """In how many layouts the operands of products lie in shared memory."""
+    return len({int(text) >> 32 for text in _DESCRIPTOR.findall(ptx)})
 
 
 def adds_packed_constants(cubin: bytes) -> bool:

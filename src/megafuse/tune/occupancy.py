@@ -14,6 +14,8 @@ def misfit(report: CompileReport, warps: int, device: DeviceSpec, spills: int = 
     """
     if report.error:
         return f"does not compile: {report.error.splitlines()[-1][:200]}"
+    if report.layouts > 1:  # not worth a trial in another process
+        return "has operands in several layouts, with which ptxas is not trusted"
     if report.spills > spills:
         return f"spills {report.spills} bytes a thread"
     if report.shared > device.shared_per_block:

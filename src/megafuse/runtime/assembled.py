@@ -1,0 +1,30 @@
+"""What can be seen of a compiled kernel: whether the assembler made something else of it, as far as is known."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from typing import Any
+
+from megafuse.codegen.artifact import KernelSource
+from megafuse.core.errors import TargetError
+from megafuse.runtime.shim_worker import fault_of, layouts_of
+
+
+def check_assembled(compiled: Any, source: KernelSource) -> None:
+    """Refuse a kernel that the assembler may have compiled into something else, as far as Triton's tools can tell.
+
+    Raises:
+        TargetError: it has, or may have.
+    """
+    asm = getattr(compiled, "asm", {})
+    with contextlib.suppress(OSError, subprocess.SubprocessError):  # no disassembler, or it fails
+        if "cubin" in asm and (fault := fault_of(asm["ptx"], asm["cubin"])):
+            hint = "please report the module; until then, leave it unfused, or try chains=False"
+            raise TargetError(f"kernel {source.entry}: {fault}", hint=hint)
+
+
+def layouts(compiled: Any) -> int:
+    """In how many layouts the operands of its products lie in shared memory; 0 where it has none."""
+    asm = getattr(compiled, "asm", {})
+    return layouts_of(asm["ptx"]) if "ptx" in asm else 0
