@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -90,15 +91,15 @@ def test_what_has_no_finite_results_counts_as_wrong() -> None:
         assert "cannot be tried" in trial.disagreement(program, run, CPU)
 
 
-@pytest.mark.parametrize("layouts", [1, 2])
-def test_kernels_with_operands_in_several_layouts_are_tried(layouts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = SimpleNamespace(assemble=lambda: layouts)
+@pytest.mark.parametrize("narrow", [True, False])
+def test_kernels_with_narrow_tiles_are_tried(narrow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = SimpleNamespace(assemble=lambda: None)
     monkeypatch.setattr(proof, "cuda_kernel", lambda source: kernel)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(trial, "fault_of", lambda programs, device: " ".join(p.name for p in programs))
-    compiled = planned(2, torch.float16)(SPEC, RULE)
+    compiled = planned(2, torch.float16)(replace(SPEC, narrow_tiles=narrow), RULE)
     fault = proof.fault_of_chains(compiled, CPU)
-    assert fault == (" ".join(p.name for p in chains_of(compiled)) if layouts > 1 else "")
+    assert fault == (" ".join(p.name for p in chains_of(compiled)) if narrow else "")
 
 
 def test_it_is_planned_again_until_the_assembler_makes_it_right(monkeypatch: pytest.MonkeyPatch) -> None:

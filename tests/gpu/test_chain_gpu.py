@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +14,11 @@ from torch import Tensor, nn
 
 import megafuse
 from megafuse.api import engine_of
+from megafuse.core.device import DeviceSpec
 from megafuse.fusion import chain_search, planner
+from megafuse.schedule import chains as chain_schedule
+from megafuse.schedule.chain_tile import ChainTile
+from megafuse.schedule.chain_tiling import ChainRequest
 from megafuse.validate import check
 
 pytestmark = pytest.mark.gpu
@@ -126,3 +132,26 @@ def test_steps_are_captured_by_cuda_graphs() -> None:
         got.zero_()
         graph.replay()
     assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("rows", [16, 32])
+def test_tiles_that_ptxas_spoils_are_refused_and_the_process_goes_on(
+    rows: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Narrow tiles of four warps: with ptxas 12.8 such a kernel left its memory, and nothing could be seen of it."""
+    monkeypatch.setenv("MEGAFUSE_CACHE_DIR", str(tmp_path))
+    choose = chain_schedule.choose_chain_tile
+
+    def forced(request: ChainRequest, device: DeviceSpec) -> ChainTile:
+        tile = choose(request, device)
+        if not (device.narrow_tiles and request.sums and request.turns):
+            return tile
+        return replace(tile, rows=rows, rows_per_chunk=64, num_warps=4, turned=True, early=False, shares=1)
+
+    monkeypatch.setattr(chain_schedule, "choose_chain_tile", forced)
+    x = torch.randn(8192, 128, device="cuda", dtype=torch.float16, requires_grad=True)
+    module = network([128, 128, 128, 128], False, nn.Softplus).to("cuda", torch.float16)
+    fused = megafuse.fuse(module, x, tune=False)
+    print(megafuse.explain(fused))
+    check(module, x, fused=fused).raise_if_failed()
+    torch.cuda.synchronize()

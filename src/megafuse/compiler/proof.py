@@ -1,8 +1,7 @@
 """Chains are assembled, and tried where the assembler is not trusted, before a call runs them.
 
-ptxas 12.8 may lose the address of an operand where the operands of a kernel have several layouts in shared memory
-(lines of different widths: few rows, or few features). What can be seen of that in its result is a reason to plan
-again; what cannot be seen is found by a trial in another process.
+ptxas 12.8 may lose the address of an operand in shared memory. What can be seen of that in its result is a reason to
+plan again. Tiles with narrow lines, where it was found, are also run once, in another process (``trial``).
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from megafuse.compiler.driver import PRINTERS, Compiled
 from megafuse.core.device import DeviceSpec
 from megafuse.core.errors import TargetError
 from megafuse.fusion.epilogue import DotRule
+from megafuse.ir.chain import UNIT
 from megafuse.runtime.shim import cuda_kernel
 
 
@@ -37,14 +37,14 @@ def first_sound(
 
 def fault_of_chains(compiled: Compiled, device: torch.device) -> str:
     """What is wrong with a chain's kernel on a CUDA ``device``; empty if nothing was found."""
-    doubtful: list[ChainProgram] = []
+    narrow: list[ChainProgram] = []
     with torch.cuda.device(device):
         for program in compiled.programs:
             if not isinstance(program, ChainProgram):
                 continue
             try:
-                layouts = cuda_kernel(PRINTERS["triton"](program)).assemble()
+                cuda_kernel(PRINTERS["triton"](program)).assemble()
             except TargetError as error:
                 return error.what
-            doubtful += [program] * (layouts > 1)
-    return trial.fault_of(doubtful, device)
+            narrow += [program] * (program.turned and program.phases[0].row_tile < UNIT)
+    return trial.fault_of(narrow, device)

@@ -1,4 +1,4 @@
-"""Kernels that the assembler is not trusted with run once in a process of their own, beside the same program in NumPy.
+"""Kernels with which the assembler is not trusted run once in a process of their own, beside the program in NumPy.
 
 A kernel that leaves its memory ends the use of a GPU for the whole process, so that process is a child: a program of
 its own (``python -m megafuse.compiler.trial``), which is started when it is first needed, and ends when it has not been

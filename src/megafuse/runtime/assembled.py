@@ -8,7 +8,7 @@ from typing import Any
 
 from megafuse.codegen.artifact import KernelSource
 from megafuse.core.errors import TargetError
-from megafuse.runtime.shim_worker import fault_of, layouts_of
+from megafuse.runtime.shim_worker import fault_of
 
 
 def check_assembled(compiled: Any, source: KernelSource) -> None:
@@ -22,9 +22,3 @@ def check_assembled(compiled: Any, source: KernelSource) -> None:
         if "cubin" in asm and (fault := fault_of(asm["ptx"], asm["cubin"])):
             hint = "please report the module; until then, leave it unfused, or try chains=False"
             raise TargetError(f"kernel {source.entry}: {fault}", hint=hint)
-
-
-def layouts(compiled: Any) -> int:
-    """In how many layouts the operands of its products lie in shared memory; 0 where it has none."""
-    asm = getattr(compiled, "asm", {})
-    return layouts_of(asm["ptx"]) if "ptx" in asm else 0

@@ -25,7 +25,7 @@ from megafuse.codegen.artifact import KernelSource
 from megafuse.core.dtypes import DType
 from megafuse.core.errors import TargetError
 from megafuse.runtime import early
-from megafuse.runtime.assembled import check_assembled, layouts
+from megafuse.runtime.assembled import check_assembled
 from megafuse.runtime.loading import load_module
 from megafuse.runtime.places import Place
 from megafuse.runtime.tensors import TORCH_DTYPES
@@ -210,17 +210,14 @@ class CudaKernel:
             return lambda stream, *pointers: None
         return self.variants.get((device, (True,) * len(self.dtypes)))
 
-    def assemble(self) -> int:
+    def assemble(self) -> None:
         """Compile for the current device and aligned addresses, as the first launch would, and launch nothing.
-
-        Returns in how many layouts the operands of its products lie in shared memory.
 
         Raises:
             TargetError: the assembler may have made something else of the kernel.
         """
-        if 0 in self.source.grid:
-            return 0
-        return layouts(self._compiled([0] * len(self.dtypes)))
+        if 0 not in self.source.grid:
+            self._compiled([0] * len(self.dtypes))
 
     def _first(self, key: Any, device: int, pointers: tuple[int, ...]) -> None:
         """The plain road: first launch of a variant, or hooks."""
@@ -278,9 +275,9 @@ class DescribedKernel:
     plain: CudaKernel
     positions: tuple[int, ...]
 
-    def assemble(self) -> int:
+    def assemble(self) -> None:
         """As ``CudaKernel.assemble``, of the kernel that aligned addresses get."""
-        return self._able(_current_device()).assemble()
+        self._able(_current_device()).assemble()
 
     @property
     def hooks(self) -> list[Any]:
