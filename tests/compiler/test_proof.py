@@ -93,10 +93,10 @@ def test_what_has_no_finite_results_counts_as_wrong() -> None:
 
 @pytest.mark.parametrize("narrow", [True, False])
 def test_kernels_with_narrow_tiles_are_tried(narrow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = SimpleNamespace(assemble=lambda: None)
+    kernel = SimpleNamespace(assemble=lambda: "code")
     monkeypatch.setattr(proof, "cuda_kernel", lambda source: kernel)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(trial, "fault_of", lambda programs, device: " ".join(p.name for p in programs))
+    monkeypatch.setattr(trial, "fault_of", lambda kernels, device: " ".join(p.name for p, code in kernels))
     compiled = planned(2, torch.float16)(replace(SPEC, narrow_tiles=narrow), RULE)
     fault = proof.fault_of_chains(compiled, CPU)
     assert fault == (" ".join(p.name for p in chains_of(compiled)) if narrow else "")

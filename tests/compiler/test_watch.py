@@ -33,6 +33,11 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "submodules in a new table": lambda m: setattr(m, "_modules", {"0": m[0]}),
     "bias added": lambda m: setattr(m[2], "bias", nn.Parameter(torch.ones(3))),
     "parameters in a new table": lambda m: m[0].__dict__.update(_parameters={"weight": m[0].weight}),
+    "parameters in a new table of the same names": lambda m: setattr(m[0], "_parameters", dict(m[0]._parameters)),
+    "buffers in a new table": lambda m: setattr(m[0], "_buffers", {}),
+    "state of another module": lambda m: m[0].__setstate__(nn.Linear(3, 3).__dict__),
+    "order of submodules": lambda m: m._modules.update({"0": m._modules.pop("0")}),
+    "order of parameters": lambda m: m[0]._parameters.update({"weight": m[0]._parameters.pop("weight")}),
     "buffer": lambda m: m.register_buffer("scale", torch.ones(3)),
 }
 

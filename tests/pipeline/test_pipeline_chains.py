@@ -347,3 +347,49 @@ def test_finishers_of_two_chains_share_a_launch() -> None:
     shared = [k for k in both.step.kernels if k.apart]
     assert len(shared) == 1 and not shared[0].key
     assert all(k.key for k in both.step.kernels if k.chain is not None), "chains are tuned all the same"
+
+
+EXPANDED = {
+    "columns": lambda x: x[:, :1].expand(-1, 8),
+    "rows": lambda x: x[:1].expand(20, -1),
+    "both": lambda x: x[:1, :1].expand(20, 8),
+}
+
+
+@pytest.mark.parametrize("strides", EXPANDED)
+@pytest.mark.parametrize("grad", [False, True])
+def test_inputs_that_are_expanded(strides: str, grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megafuse.fusion.planner.WORTH_CHAINING", -float("inf"))
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+    x = EXPANDED[strides](torch.randn(20, 8)).detach().requires_grad_(grad)
+    fused = megafuse.fuse(module, x, target="interpret")
+    megafuse.check(module, x, fused=fused, seeds=2).raise_if_failed()
+
+
+class Tied(nn.Module):
+    """Layers with one weight around what sums over all rows: its gradient waits for another sum of the same kernel."""
+
+    def __init__(self, between: nn.Module, width: int, bias: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(width, width, bias=bias), nn.Linear(width, width, bias=bias)
+        self.second.weight = self.first.weight
+        self.between = between
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.relu(self.between(self.first(x))))
+
+
+class Centred(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(0)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("width", [8, 32])
+@pytest.mark.parametrize("between", [nn.BatchNorm1d, lambda width: Centred()], ids=["batch norm", "centred"])
+def test_one_weight_around_a_sum_over_all_rows(between: Callable[[int], nn.Module], width: int, bias: bool) -> None:
+    torch.manual_seed(0)
+    module, x = Tied(between(width), width, bias), torch.randn(24, width, requires_grad=True)
+    fused = megafuse.fuse(module, x, target="interpret")
+    megafuse.check(module, x, fused=fused, seeds=2).raise_if_failed()

@@ -68,7 +68,7 @@ class ChainProgram:
 
     ``turned``: printers that hold tiles as blocks make them ``[columns, rows]``. ``early``: they load the rows of the
     next tile before they work on the present one. ``shares``: programs that run the stages of the same chunk, which is
-    one row tile; the ``RowSums`` are shared out among them in order, and the last stores what phases store. ``tf32``:
+    one row tile; each stores some of the ``RowSums``, in order, and the last stores what phases store. ``tf32``:
     fp32 operands are rounded to TF32; else they are multiplied as they are.
     """
 
@@ -95,7 +95,7 @@ class ChainProgram:
                 raise VerifyError(f"{self.name}: phase {phase.title!r} does not walk the rows of the first phase")
             if phase.fixed or phase.col_block or phase.col_grid or len(phase.passes) != 1 or len(phase.pieces) != 1:
                 raise VerifyError(f"{self.name}: phase {phase.title!r} does not hold its columns in one piece")
-        if self.shares > 1 and first.num_chunks * first.row_tile < first.loop_size:
+        if self.shares > 1 and first.rows_per_chunk != first.row_tile:
             raise VerifyError(f"{self.name}: programs that walk several row tiles share none")
         self._check_names()
 

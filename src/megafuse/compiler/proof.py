@@ -37,14 +37,15 @@ def first_sound(
 
 def fault_of_chains(compiled: Compiled, device: torch.device) -> str:
     """What is wrong with a chain's kernel on a CUDA ``device``; empty if nothing was found."""
-    narrow: list[ChainProgram] = []
+    narrow: list[trial.Doubtful] = []
     with torch.cuda.device(device):
         for program in compiled.programs:
             if not isinstance(program, ChainProgram):
                 continue
             try:
-                cuda_kernel(PRINTERS["triton"](program)).assemble()
+                code = cuda_kernel(PRINTERS["triton"](program)).assemble()
             except TargetError as error:
                 return error.what
-            narrow += [program] * (program.turned and program.phases[0].row_tile < UNIT)
+            if program.turned and program.phases[0].row_tile < UNIT:
+                narrow.append((program, code))
     return trial.fault_of(narrow, device)

@@ -1,13 +1,11 @@
 """Kernels with which the assembler is not trusted run once in a process of their own, beside the program in NumPy.
 
-A kernel that leaves its memory ends the use of a GPU for the whole process, so that process is a child: a program of
-its own (``python -m megafuse.compiler.trial``), which is started when it is first needed, and ends when it has not been
-needed for a while. What was found sound is kept on disk.
+A kernel that leaves its memory ends the use of a GPU for the whole process, so that process is a child. What was found
+sound is kept on disk, under the machine code that was run.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import hashlib
 import json
@@ -15,11 +13,8 @@ import os
 import pickle
 import subprocess
 import sys
-import threading
 import zlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -27,146 +22,97 @@ from torch import Tensor
 from megafuse.codegen.chain_program import ChainProgram
 from megafuse.codegen.program import Param
 from megafuse.compiler.driver import PRINTERS
-from megafuse.runtime import cachedir, shim
+from megafuse.runtime import cachedir
 from megafuse.runtime.numpy_kernels import numpy_launcher
+from megafuse.runtime.shim import cuda_kernel
 from megafuse.runtime.tensors import LEAST_FINITE, TORCH_DTYPES, draw_away_from_zero, finite_share
 
 MOST_APART = 0.02  # of a result's norm: ten roundings to bf16
-SECONDS = 300.0  # of one trial, the start of the process included
-IDLE_SECONDS = 30.0
-COMMAND = (sys.executable, "-m", "megafuse.compiler.trial")
+SECONDS = 300.0  # of one child
+GUARD = 1024  # elements before and behind each buffer, which no kernel may change
 SOUND = "sound"
+CHILD_ENV = "MEGAFUSE_TRIAL"  # set in a child, which has none itself
+_CODE = "import sys; sys.path[:] = {path!r}; from megafuse.compiler.trial import main; main()"
+
+Doubtful = tuple[ChainProgram, str]  # a program, and the digest of its machine code
 
 
-def fault_of(programs: Sequence[ChainProgram], device: torch.device) -> str:
-    """What is wrong with the kernels of ``programs`` on a CUDA ``device``; empty if each was tried and found sound."""
-    for program in programs:
-        place = f"trials/{_digest(program, device)}.txt"
-        if cachedir.read_text(place) == SOUND:
-            continue
-        if fault := TRIALS.ask(program, device):
-            return fault
-        cachedir.write_text(place, SOUND)
+def fault_of(kernels: Sequence[Doubtful], device: torch.device) -> str:
+    """What is wrong with kernels on a CUDA ``device``; empty if each was tried, now or earlier, and found sound."""
+    gpu = _gpu(device)
+    places = [f"trials/{hashlib.sha256((code + gpu).encode()).hexdigest()[:32]}.txt" for _, code in kernels]
+    todo = [n for n, place in enumerate(places) if not _kept(place)]
+    if not todo:
+        return ""
+    answers, trouble = _ask([kernels[n] for n in todo], device.index or 0, gpu)
+    for n, (program, code) in zip(todo, (kernels[n] for n in todo), strict=True):
+        answer = answers.get(code)
+        if answer is None:
+            return f"kernel {program.name} could not be tried: {trouble}"
+        if answer:
+            return answer
+        cachedir.write_text(places[n], SOUND)
     return ""
 
 
-def _digest(program: ChainProgram, device: torch.device) -> str:
-    """Names a kernel, its compiler and the GPU."""
-    source = PRINTERS["triton"](program)
-    facts = (
-        source.digest,
-        source.options,
-        shim.triton_version(),
-        torch.version.cuda,
-        torch.cuda.get_device_name(device),
-    )
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
+def _kept(place: str) -> bool:
+    with contextlib.suppress(UnicodeDecodeError):
+        return cachedir.read_text(place) == SOUND
+    return False
 
 
-class Trials:
-    """The child process, and what is asked of it, one kernel at a time."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._child: subprocess.Popen[bytes] | None = None
-        self._owner = 0  # a forked process has no child yet
-        self._idle: threading.Timer | None = None
-
-    def ask(self, program: ChainProgram, device: torch.device) -> str:
-        """What is wrong with the kernel of ``program``; empty if nothing is."""
-        with self._lock:
-            try:
-                answer = self._answer(pickle.dumps((program, device.index or 0)))
-            except OSError:  # it cannot be started, or is gone
-                answer = b""
-            if not answer:
-                status = self._end()
-                return f"kernel {program.name} could not be tried: its process ended with status {status}"
-            said = json.loads(answer)
-            if said["last"]:
-                self._end()
-            else:
-                self._idle = threading.Timer(IDLE_SECONDS, self.close)
-                self._idle.daemon = True
-                self._idle.start()
-            return str(said["fault"])
-
-    def close(self) -> None:
-        """End the child, if there is one."""
-        with self._lock:
-            self._end()
-
-    def _answer(self, question: bytes) -> bytes:
-        """One line, or nothing where the child ended or took too long."""
-        child = self._running()
-        assert child.stdin is not None
-        assert child.stdout is not None
-        limit = threading.Timer(SECONDS, child.kill)
-        limit.daemon = True
-        limit.start()
-        try:
-            child.stdin.write(len(question).to_bytes(8, "little") + question)
-            child.stdin.flush()
-            return child.stdout.readline()
-        finally:
-            limit.cancel()
-
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._idle is not None:
-            self._idle.cancel()
-        if self._child is None or self._owner != os.getpid() or self._child.poll() is not None:
-            self._end()
-            root = str(Path(__file__).resolve().parents[2])
-            paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-            self._child = subprocess.Popen(
-                COMMAND,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": paths},
-            )
-            self._owner = os.getpid()
-        return self._child
-
-    def _end(self) -> int | None:
-        child, self._child = self._child, None
-        if child is None or self._owner != os.getpid():
-            return None
-        child.kill()
-        with contextlib.suppress(OSError), child:  # a pipe may be broken
-            pass
-        return child.wait()
+def _gpu(device: torch.device) -> str:
+    """The GPU, by its own number where PyTorch says it."""
+    found = torch.cuda.get_device_properties(device)
+    return f"{found.name} {getattr(found, 'uuid', '')}"
 
 
-TRIALS = Trials()
-atexit.register(TRIALS.close)
+def _ask(kernels: Sequence[Doubtful], index: int, gpu: str) -> tuple[dict[str, str], str]:
+    """What a child says of each kernel, by digest (empty: sound), and why it does not speak of all."""
+    if not sys.executable or getattr(sys, "frozen", False) or os.environ.get(CHILD_ENV):
+        return {}, "there is no interpreter of Python to run it in"
+    question = pickle.dumps((list(kernels), index, gpu))
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _CODE.format(path=sys.path)],
+            input=question,
+            capture_output=True,
+            timeout=SECONDS,
+            env={**os.environ, CHILD_ENV: "1"},
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {}, f"its process took more than {SECONDS:.0f} s"
+    except OSError as error:
+        return {}, f"its process cannot be started: {error}"
+    answers: dict[str, str] = {}
+    for line in done.stdout.splitlines():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            answer = json.loads(line)
+            answers[answer["code"]] = answer["fault"]
+    said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    return answers, f"its process ended with status {done.returncode}" + (f": {said[:200]}" if said else "")
 
 
 def main() -> None:
-    """The child: questions from standard input, one line each to standard output; ends when there are no more."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
-    last = False
-    while not last and (question := _question(sys.stdin.buffer)):
-        program, index = question
-        try:
-            fault = _tried(program, torch.device("cuda", index))
-        except Exception as error:  # the GPU may be of no more use to this process
-            reason = str(error).split("\n", maxsplit=1)[0]
-            fault, last = f"kernel {program.name} could not be tried: {type(error).__name__}: {reason}", True
-        answers.write(json.dumps({"fault": fault, "last": last}) + "\n")
-        answers.flush()
+    """The child: kernels from standard input, one line for each to standard output, as soon as it is tried."""
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)  # what libraries print is no answer
+        kernels, index, gpu = pickle.load(sys.stdin.buffer)
+        device = torch.device("cuda", index)
+        if _gpu(device) != gpu:
+            raise SystemExit(f"it has {_gpu(device)} in place of {gpu}")
+        for program, code in kernels:
+            answers.write(json.dumps({"code": code, "fault": tried(program, code, device)}) + "\n")
+            answers.flush()
 
 
-def _question(stream: IO[bytes]) -> Any:
-    size = stream.read(8)
-    return pickle.loads(stream.read(int.from_bytes(size, "little"))) if len(size) == 8 else None
-
-
-def _tried(program: ChainProgram, device: torch.device) -> str:
-    """``disagreement`` of the compiled kernel on ``device``, once it has ended."""
-    kernel = shim.cuda_kernel(PRINTERS["triton"](program))
+def tried(program: ChainProgram, code: str, device: torch.device) -> str:
+    """``disagreement`` of the compiled kernel on ``device``, once it has ended. ``code``: the digest it must have."""
+    kernel = cuda_kernel(PRINTERS["triton"](program))
     with torch.cuda.device(device):
+        if kernel.assemble() != code:
+            return f"kernel {program.name} cannot be tried: another process compiles it to something else"
         found = disagreement(program, lambda *tensors: kernel.launch(0, *(t.data_ptr() for t in tensors)), device)
         torch.cuda.synchronize()
     return found
@@ -177,15 +123,32 @@ def disagreement(program: ChainProgram, launch: Callable[..., None], device: tor
     results = [p.name for p in program.params if p.written]
     for signed in (True, False):  # a variance below zero would make all results NaN
         buffers = drawn_buffers(program, signed=signed)
-        found = {name: tensor.to(device, copy=True) for name, tensor in buffers.items()}
+        memories = {name: _guarded(tensor, device) for name, tensor in buffers.items()}
+        given = {name: tensor.clone() for name, tensor in buffers.items() if name not in results}
         numpy_launcher(PRINTERS["numpy"](program))(*buffers.values())
         if finite_share({name: buffers[name] for name in results}) >= LEAST_FINITE:
             break
     else:
         return f"kernel {program.name} cannot be tried: random inputs give no finite results"
+    found = {name: memory[GUARD:-GUARD] for name, memory in memories.items()}
     launch(*found.values())
     wrong = [name for name in results if differs(found[name].cpu(), buffers[name])]
-    return f"kernel {program.name} makes another {wrong[0]} than the same program in NumPy" if wrong else ""
+    if wrong:
+        return f"kernel {program.name} makes another {wrong[0]} than the same program in NumPy"
+    spoiled = [name for name, tensor in given.items() if not torch.equal(found[name].cpu(), tensor)]
+    spoiled += [name for name, memory in memories.items() if not bool((_guards(memory) == 1).all())]
+    return f"kernel {program.name} writes where it may not, at {spoiled[0]}" if spoiled else ""
+
+
+def _guarded(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy on ``device`` with ones before and behind it."""
+    memory = torch.ones(tensor.numel() + 2 * GUARD, dtype=tensor.dtype, device=device)
+    memory[GUARD:-GUARD] = tensor.to(device)
+    return memory
+
+
+def _guards(memory: Tensor) -> Tensor:
+    return torch.cat((memory[:GUARD], memory[-GUARD:]))
 
 
 def drawn_buffers(program: ChainProgram, *, signed: bool = True) -> dict[str, Tensor]:
@@ -213,7 +176,3 @@ def differs(found: Tensor, expected: Tensor) -> bool:
     here = expected.double().isfinite()
     a, b = found.double()[here], expected.double()[here]
     return not float((a - b).norm()) <= MOST_APART * float(b.norm())
-
-
-if __name__ == "__main__":
-    main()

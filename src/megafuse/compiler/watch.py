@@ -25,12 +25,13 @@ class ModuleWatch:
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._modules = tuple(modules)
         self._states = [module_state(m) for m in self._modules]
+        self._tensors = self._tensor_tables()
         self._look()
 
     def _look(self) -> None:
         own = [m.__dict__ for m in self._modules]
         submodules = [m._modules for m in self._modules]
-        tensors = [real_table(t) for m in self._modules for t in (m._parameters, m._buffers)]
+        tensors = self._tensor_tables()
         hooks = [getattr(m, name) for m in self._modules for name in _HOOKS]
         standard = ("training", *_TABLES, *_HOOKS)
         self._standard: list[tuple[Any, ...]] = [(t, len(t), *map(t.get, standard)) for t in own]
@@ -39,7 +40,7 @@ class ModuleWatch:
         self._kept: list[tuple[Any, Any, Any]] = [(t, k, t[k]) for t, k in kept]
         sized: list[Any] = [*hooks, *submodules, *tensors]  # a tensor that is gone is missed when it is read
         self._empty = tuple(t for t in sized if not t)
-        self._filled = [(t, len(t)) for t in sized if t]
+        self._filled = [(t, [*t]) for t in sized if t]
         self._open = any(
             isinstance(v, list | dict) for table in own for k, v in table.items() if k not in _MODULE_PARTS
         )
@@ -53,8 +54,13 @@ class ModuleWatch:
             pass
         if [module_state(m) for m in self._modules] != self._states:
             return False
+        if any(now is not then for now, then in zip(self._tensor_tables(), self._tensors, strict=True)):
+            return False  # tensors are read from the tables of then
         self._look()
         return True
+
+    def _tensor_tables(self) -> list[Any]:
+        return [real_table(t) for m in self._modules for t in (m._parameters, m._buffers)]
 
     def _looks_the_same(self) -> bool:
         """The quick answer, in plain loops: this is asked at every call."""
@@ -73,8 +79,8 @@ class ModuleWatch:
                 or own["_backward_pre_hooks"] is not before_back
             ):
                 return False
-        for table, size in self._filled:
-            if len(table) != size:
+        for table, keys in self._filled:
+            if [*table] != keys:
                 return False
         for table, key, value in self._kept:  # noqa: SIM110 (a generator takes longer)
             if table[key] is not value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import subprocess
 from typing import Any
 
@@ -22,3 +23,9 @@ def check_assembled(compiled: Any, source: KernelSource) -> None:
         if "cubin" in asm and (fault := fault_of(asm["ptx"], asm["cubin"])):
             hint = "please report the module; until then, leave it unfused, or try chains=False"
             raise TargetError(f"kernel {source.entry}: {fault}", hint=hint)
+
+
+def code_digest(compiled: Any) -> str:
+    """Names the machine code of a compiled kernel; empty where there is none."""
+    code = getattr(compiled, "asm", {}).get("cubin", b"")
+    return hashlib.sha256(code).hexdigest() if code else ""

@@ -25,7 +25,7 @@ from megafuse.codegen.artifact import KernelSource
 from megafuse.core.dtypes import DType
 from megafuse.core.errors import TargetError
 from megafuse.runtime import early
-from megafuse.runtime.assembled import check_assembled
+from megafuse.runtime.assembled import check_assembled, code_digest
 from megafuse.runtime.loading import load_module
 from megafuse.runtime.places import Place
 from megafuse.runtime.tensors import TORCH_DTYPES
@@ -189,6 +189,7 @@ class CudaKernel:
     def __init__(self, kernel: Any, source: KernelSource) -> None:
         self.kernel, self.source = kernel, source
         self.variants: dict[Any, Bound | None] = {}
+        self.told: dict[int, dict[str, int | bool]] = {}  # options and constants, by device
         self.hooks: list[Any] = getattr(kernel, "pre_run_hooks", [])
         self.dtypes = [TORCH_DTYPES[dtype] for _, dtype in source.params]
 
@@ -210,14 +211,17 @@ class CudaKernel:
             return lambda stream, *pointers: None
         return self.variants.get((device, (True,) * len(self.dtypes)))
 
-    def assemble(self) -> None:
+    def assemble(self) -> str:
         """Compile for the current device and aligned addresses, as the first launch would, and launch nothing.
+
+        Returns a digest of the machine code; empty where there is none.
 
         Raises:
             TargetError: the assembler may have made something else of the kernel.
         """
-        if 0 not in self.source.grid:
-            self._compiled([0] * len(self.dtypes))
+        if 0 in self.source.grid:
+            return ""
+        return code_digest(self._compiled([0] * len(self.dtypes)))
 
     def _first(self, key: Any, device: int, pointers: tuple[int, ...]) -> None:
         """The plain road: first launch of a variant, or hooks."""
@@ -259,9 +263,12 @@ class CudaKernel:
         return self.kernel[src.grid](*given, *src.sizes, **self._told())
 
     def _told(self) -> dict[str, int | bool]:
-        """Options and constants for the current device."""
-        told = early.device_options(self.source, triton_version())
-        return {**self.source.options, **told, **early.constants(told)}
+        """Options and constants for the current device: the same at every launch."""
+        device = _current_device()
+        if device not in self.told:
+            told = early.device_options(self.source, triton_version())
+            self.told[device] = {**self.source.options, **told, **early.constants(told)}
+        return self.told[device]
 
 
 @dataclass(frozen=True)
@@ -275,9 +282,9 @@ class DescribedKernel:
     plain: CudaKernel
     positions: tuple[int, ...]
 
-    def assemble(self) -> None:
+    def assemble(self) -> str:
         """As ``CudaKernel.assemble``, of the kernel that aligned addresses get."""
-        self._able(_current_device()).assemble()
+        return self._able(_current_device()).assemble()
 
     @property
     def hooks(self) -> list[Any]:

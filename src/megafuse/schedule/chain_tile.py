@@ -15,7 +15,7 @@ class ChainTile:
 
     ``held``: matrices are loaded once, before the walk over the rows; else once for each row tile. ``turned``: tiles
     are blocks of columns by rows. ``early``: the rows of the next tile are loaded before the present one is worked on.
-    ``shares``: programs that work on the same tile, each of which makes and stores some of the sums over its rows.
+    ``shares``: programs that work on the same tile: all make all sums over its rows, and each stores some of them.
     """
 
     rows: int

@@ -10,7 +10,7 @@ from megafuse.core.sizes import ceil_div, typical
 from megafuse.schedule.kernel_plan import KernelPlan
 from megafuse.schedule.order import Work
 
-AT_ONCE = 4  # programs that run at once on an SM, at most: of fewer, the order in which they start says nothing
+AT_ONCE = 4  # programs with whole rows in registers that run at once on an SM, about: the order of fewer says nothing
 
 
 def last_rows_first(order: Sequence[Work], device: DeviceSpec) -> frozenset[int]:

@@ -11,6 +11,7 @@ from megafuse.ir.graph import Node
 from megafuse.ir.index import ZERO, Affine, Axis, Guard, Index, axis_index, combine
 from megafuse.ir.nest import Nest, Root, Space
 from megafuse.ir.trace import Inst, Trace
+from megafuse.schedule.partials import waits
 
 ROW = "f0"
 Strides = Callable[[Node], tuple[int, ...]]
@@ -25,11 +26,14 @@ class Joint:
 
 
 def join_finishers(traces: Sequence[Trace], strides: Strides) -> tuple[list[Joint], list[Trace]]:
-    """Finishers that read and write their rows in order, joined where they add up as many partials; and the others."""
+    """Finishers that read and write their rows in order, joined where they add up as many partials; and the others.
+
+    Those that wait for another call's result stay alone.
+    """
     groups: dict[int, list[Trace]] = {}
     left: list[Trace] = []
     for trace in traces:
-        if _is_flat(trace, strides):
+        if _is_flat(trace, strides) and not waits(trace):
             groups.setdefault(trace.nest.space.num_cols, []).append(trace)
         else:
             left.append(trace)

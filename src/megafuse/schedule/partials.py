@@ -122,12 +122,17 @@ def _count(partial: Partial) -> int:
     return math.prod(partial.node.shape[a] for a in total.attrs.axes)
 
 
+def waits(trace: Trace) -> bool:
+    """Whether a finisher reads another call's result: that may wait for what another finisher of the kernel makes."""
+    return any(not n.is_a(Input) for n in trace.loaded())
+
+
 def _join_equal(traces: list[Trace], sources: Memory, overrides: Mapping[Node, Node]) -> list[Trace]:
     """Put finishers over equal spaces into one nest each, but for those that wait for another call's result."""
     groups: dict[tuple[object, ...], list[Nest]] = {}
     for number, trace in enumerate(traces):
         space = trace.nest.space
-        alone = (number,) if any(not n.is_a(Input) for n in trace.loaded()) else ()
+        alone = (number,) if waits(trace) else ()
         key: tuple[object, ...] = (alone, tuple(a.size for a in space.rows), tuple(a.size for a in space.cols))
         names = {a.name: f"f{n}" for n, a in enumerate(space.rows)} | {
             a.name: f"p{n}" for n, a in enumerate(space.cols)

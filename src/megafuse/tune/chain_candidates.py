@@ -48,11 +48,14 @@ PLAIN = (
 def chain_tiles(
     rules: ChainRules, round_name: str, best: KernelTiles, times: Mapping[KernelTiles, float]
 ) -> Iterator[KernelTiles]:
-    """Legal tiles for a round, the most promising first; some may have been tried."""
+    """Legal tiles for a round, the most promising first; some may have been tried.
+
+    None has narrow lines: these have to be tried in another process before they may run, as the heuristic's are.
+    """
     makers = {"coarse": _coarse, "factors": _factors, "refine": _refine}
     assert best.chain is not None
     for tile in makers[round_name](rules, best.chain, times):
-        if not rules.problem(tile):
+        if not rules.problem(tile) and not (tile.turned and tile.rows < rules.unit):
             yield as_tiles(tile)
 
 

@@ -54,8 +54,8 @@ def chain_shared_bf16(
 ):
     """A chain of two products.
 
-    Rows times matrices: 5 -> 20, 20 -> 3. Sums over all rows: 5 x 20. 3 x 2 programs share out the sums; tiles of 16 of
-    37 rows; num_warps=4, num_stages=1.
+    Rows times matrices: 5 -> 20, 20 -> 3. Sums over all rows: 5 x 20. 3 x 2 programs, each of which stores some sums;
+    tiles of 16 of 37 rows; num_warps=4, num_stages=1.
     """
     if early:
         _wait_for_kernel_before()

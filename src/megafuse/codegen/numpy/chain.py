@@ -54,10 +54,15 @@ class _Printer:
                         write_phase(writer, body, program.params, self.buffers, program.chunks)
         return writer.text
 
-    def _rows(self, name: str, dtype: DType) -> str:
-        """A row value, an operand of ``dtype``, widened to the type of its products."""
+    def _rows(self, name: str, dtype: DType, width: int) -> str:
+        """A row value of ``width`` columns, an operand of ``dtype``, widened to the type of its products."""
         value = self.values[name]
-        return convert(value.name, value.dtype, sum_type(dtype))
+        text = convert(value.name, value.dtype, sum_type(dtype))
+        if value.rows and (value.cols or width == 1):
+            return text
+        first = self.program.phases[0]
+        start, end = f"chunk * {first.rows_per_chunk}", f"(chunk + 1) * {first.rows_per_chunk}"
+        return f"np.broadcast_to({text}, (min({end}, {first.loop_size}) - {start}, {width}))"
 
     def _product(self, writer: Writer, stage: Product) -> None:
         operand, (_, *steps) = stage.matrix, stage.matrix.strides
@@ -65,12 +70,13 @@ class _Printer:
         matrix = f"_matrix({self.buffers[operand.buffer]}, {operand.offset}, {shape}, {tuple(steps)})"
         name = self.namer.one(stage.dst)
         self.values[stage.dst] = Value(name, sum_type(stage.dtype), rows=True, cols=stage.cols > 1)
-        writer.call(f"{name} = np.matmul(", [self._rows(stage.a, stage.dtype), matrix])
+        writer.call(f"{name} = np.matmul(", [self._rows(stage.a, stage.dtype, stage.inner), matrix])
 
     def _sums(self, writer: Writer, stage: RowSums) -> None:
         target, (chunk, *steps) = stage.target, stage.target.strides
         name = self.namer.one(stage.acc)
-        left, right = self._rows(stage.left, stage.dtype), self._rows(stage.right, stage.dtype)
+        left = self._rows(stage.left, stage.dtype, stage.rows)
+        right = self._rows(stage.right, stage.dtype, stage.cols)
         writer.call(f"{name} = np.matmul(", [f"{left}.T", right])
         at = [f"chunk * {chunk}"] * bool(chunk) + [str(target.offset)] * bool(target.offset)
         indices = (f"np.arange({stage.rows})[:, None]", f"np.arange({stage.cols})")
