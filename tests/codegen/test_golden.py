@@ -36,7 +36,7 @@ NAMES = (
     "layer_norm_bf16_1280",
     "layer_norm_backward_bf16_1197_4",
     "layer_norm_backward_bf16_2560_1_2_abreast",
-    "layer_norm_backward_bf16_20_2_last_first",
+    "layer_norm_backward_f32_20_2_last_first",
     "mixing_bf16_20",
     "gather_bf16_i32_1",
     "softmax_f32_150_looped",

@@ -264,7 +264,7 @@ class CudaKernel:
 
     def _told(self) -> dict[str, int | bool]:
         """Options and constants for the current device: the same at every launch."""
-        device = _current_device()
+        device = _any_device()
         if device not in self.told:
             told = early.device_options(self.source, triton_version())
             self.told[device] = {**self.source.options, **told, **early.constants(told)}
@@ -382,6 +382,9 @@ def listening() -> bool:
         if hook is not None and getattr(hook, "calls", True):
             return True
     return False
+
+
+_any_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)  # -1: built without CUDA
 
 
 def _current_device() -> int:

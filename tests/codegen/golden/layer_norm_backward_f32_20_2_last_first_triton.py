@@ -21,13 +21,13 @@ def _sum2(a0, a1, b0, b1):
 
 
 @triton.jit
-def layer_norm_backward_bf16_20_2_last_first(
-    x_ptr,  # bf16 [11, 20]
-    dy_ptr,  # bf16 [11, 20]
+def layer_norm_backward_f32_20_2_last_first(
+    x_ptr,  # f32 [11, 20]
+    dy_ptr,  # f32 [11, 20]
     mean_ptr,  # f32 [11]
     rstd_ptr,  # f32 [11]
-    gamma_ptr,  # bf16 [20]
-    dx_ptr,  # out bf16 [11, 20]
+    gamma_ptr,  # f32 [20]
+    dx_ptr,  # out f32 [11, 20]
     dgamma_ptr,  # out f32 [3, 20]
     dbeta_ptr,  # out f32 [3, 20]
     peak_ptr,  # out f32 [3]
@@ -44,10 +44,8 @@ def layer_norm_backward_bf16_20_2_last_first(
     col_0 = tl.arange(0, 16)[None, :]
     col_1 = 16 + tl.arange(0, 4)[None, :]
     # src[block.py:31]: y = norm(x)
-    gamma_bf16_0 = tl.load(gamma_ptr + col_0)
-    gamma_bf16_1 = tl.load(gamma_ptr + col_1)
-    gamma_0 = gamma_bf16_0.to(tl.float32)
-    gamma_1 = gamma_bf16_1.to(tl.float32)
+    gamma_0 = tl.load(gamma_ptr + col_0)
+    gamma_1 = tl.load(gamma_ptr + col_1)
     dgamma_acc_0 = tl.zeros([2, 16], tl.float32)
     dgamma_acc_1 = tl.zeros([2, 4], tl.float32)
     dbeta_acc_0 = tl.zeros([2, 16], tl.float32)
@@ -57,14 +55,10 @@ def layer_norm_backward_bf16_20_2_last_first(
         row = chunk * 4 + first_row + tl.arange(0, 2)[:, None]
         row_mask = row < 11
         # src[block.py:31]: y = norm(x)
-        x_bf16_0 = tl.load(x_ptr + row * 20 + col_0, mask=row_mask, other=0.0)
-        x_bf16_1 = tl.load(x_ptr + row * 20 + col_1, mask=row_mask, other=0.0)
-        x_0 = x_bf16_0.to(tl.float32)
-        x_1 = x_bf16_1.to(tl.float32)
-        dy_bf16_0 = tl.load(dy_ptr + row * 20 + col_0, mask=row_mask, other=0.0)
-        dy_bf16_1 = tl.load(dy_ptr + row * 20 + col_1, mask=row_mask, other=0.0)
-        dy_0 = dy_bf16_0.to(tl.float32)
-        dy_1 = dy_bf16_1.to(tl.float32)
+        x_0 = tl.load(x_ptr + row * 20 + col_0, mask=row_mask, other=0.0)
+        x_1 = tl.load(x_ptr + row * 20 + col_1, mask=row_mask, other=0.0)
+        dy_0 = tl.load(dy_ptr + row * 20 + col_0, mask=row_mask, other=0.0)
+        dy_1 = tl.load(dy_ptr + row * 20 + col_1, mask=row_mask, other=0.0)
         mean = tl.load(mean_ptr + row, mask=row_mask, other=0.0)
         rstd = tl.load(rstd_ptr + row, mask=row_mask, other=0.0)
         diff_0 = x_0 - mean
@@ -89,10 +83,8 @@ def layer_norm_backward_bf16_20_2_last_first(
         inner_1 = rest_1 - part_1
         dx_0 = inner_0 * rstd
         dx_1 = inner_1 * rstd
-        dx_out_0 = dx_0.to(tl.bfloat16)
-        dx_out_1 = dx_1.to(tl.bfloat16)
-        tl.store(dx_ptr + row * 20 + col_0, dx_out_0, mask=row_mask)
-        tl.store(dx_ptr + row * 20 + col_1, dx_out_1, mask=row_mask)
+        tl.store(dx_ptr + row * 20 + col_0, dx_0, mask=row_mask)
+        tl.store(dx_ptr + row * 20 + col_1, dx_1, mask=row_mask)
         # partial sums for dgamma and dbeta
         dy_x_hat_0 = dy_0 * x_hat_0
         dy_x_hat_1 = dy_1 * x_hat_1

@@ -1,15 +1,14 @@
-import ml_dtypes
 import numpy as np
 
 
 @np.errstate(all="ignore")
-def layer_norm_backward_bf16_20_2_last_first(
-    x_buf,  # bf16 [11, 20], flat
-    dy_buf,  # bf16 [11, 20], flat
+def layer_norm_backward_f32_20_2_last_first(
+    x_buf,  # f32 [11, 20], flat
+    dy_buf,  # f32 [11, 20], flat
     mean_buf,  # f32 [11], flat
     rstd_buf,  # f32 [11], flat
-    gamma_buf,  # bf16 [20], flat
-    dx_buf,  # out bf16 [11, 20], flat
+    gamma_buf,  # f32 [20], flat
+    dx_buf,  # out f32 [11, 20], flat
     dgamma_buf,  # out f32 [3, 20], flat
     dbeta_buf,  # out f32 [3, 20], flat
     peak_buf,  # out f32 [3], flat
@@ -19,14 +18,11 @@ def layer_norm_backward_bf16_20_2_last_first(
         col = np.arange(20)[None, :]
         row = np.arange(chunk * 4, min((chunk + 1) * 4, 11))[:, None]
         # src[block.py:31]: y = norm(x)
-        x_bf16 = x_buf[row * 20 + col]
-        x = x_bf16.astype(np.float32)
-        dy_bf16 = dy_buf[row * 20 + col]
-        dy = dy_bf16.astype(np.float32)
+        x = x_buf[row * 20 + col]
+        dy = dy_buf[row * 20 + col]
         mean = mean_buf[row]
         rstd = rstd_buf[row]
-        gamma_bf16 = gamma_buf[col]
-        gamma = gamma_bf16.astype(np.float32)
+        gamma = gamma_buf[col]
         diff = x - mean
         x_hat = diff * rstd
         g = dy * gamma
@@ -39,8 +35,7 @@ def layer_norm_backward_bf16_20_2_last_first(
         rest = g - mean_g
         inner = rest - part
         dx = inner * rstd
-        dx_out = dx.astype(ml_dtypes.bfloat16)
-        dx_buf[row * 20 + col] = dx_out
+        dx_buf[row * 20 + col] = dx
         # partial sums for dgamma and dbeta
         dy_x_hat = dy * x_hat
         dgamma_acc = np.sum(dy_x_hat, axis=0, keepdims=True, dtype=np.float32)
