@@ -42,6 +42,20 @@ def test_numpy_text_matches_the_reference(case: Case, tmp_path: Path):
         assert arrays[name].tobytes() == array.tobytes(), "an input was written"
 
 
+@pytest.mark.parametrize("case", [c for c in EVERY if getattr(c.program, "shares", 1) > 1], ids=lambda case: case.name)
+def test_of_programs_that_share_a_tile_one_makes_each_store(case: Case):
+    """They hold equal values: that two of them store one would show nowhere."""
+    kernel = ast.parse(print_triton(case.program).text).body[-1]
+    owned = [ast.unparse(test.test) for test in ast.walk(kernel) if isinstance(test, ast.If) for _ in stores(test)]
+    assert len(owned) == len(stores(kernel)) == sum(p.written for p in case.program.params)
+    assert set(owned) == {f"share == {n}" for n in {0, case.program.shares - 1}}
+
+
+def stores(tree: ast.AST) -> list[ast.Call]:
+    """The stores below a node."""
+    return [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == "tl.store"]
+
+
 @pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
 def test_no_comparison_takes_a_conjunction_for_its_operand(case: Case):
     """``a < 2 & b`` compares ``a`` with ``2 & b``."""

@@ -6,13 +6,14 @@ the transpose reads the same block turned.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from megafuse.codegen.artifact import KernelSource
 from megafuse.codegen.chain_program import ChainProgram, Product, RowSums, sum_type
 from megafuse.codegen.dot_program import Matrices
 from megafuse.codegen.names import Namer, identifier
-from megafuse.codegen.program import ColReduce, Level, Load, Pass, Phase
+from megafuse.codegen.program import ColReduce, Level, Load, Pass, Phase, Store
 from megafuse.codegen.source import kernel_source
 from megafuse.codegen.triton.frame import ZERO, Definition, Frame, RunNames, buffer_name, grid_names, join_sum
 from megafuse.codegen.triton.helpers import imports_of, used_helpers
@@ -77,6 +78,7 @@ class _Printer:
             self.namer.one(buffer_name(param.name))
         self.grid = grid_names(program.shell, self.namer)
         self.zero, self.first = self.namer.one("zero"), self.namer.one("first_row")
+        self.share = self.namer.one("share")
         fast = any(param.dtype in HALVES for param in program.params)
         self.bodies: dict[_Key, Body] = {}
         values: dict[str, Value] = {}
@@ -115,7 +117,8 @@ class _Printer:
         text += f"Sums over all rows: {', '.join(sums)}. " * bool(sums)
         walk = f" ({first.rows_per_chunk} a program)" * (first.rows_per_chunk != first.row_tile)
         turned = ", columns first" * p.turned
-        text += f"{p.chunks} programs; tiles of {first.row_tile} of {first.loop_size} rows{walk}{turned}; "
+        text += f"{p.chunks} programs; " if p.shares == 1 else f"{p.chunks} x {p.shares} programs share out the sums; "
+        text += f"tiles of {first.row_tile} of {first.loop_size} rows{walk}{turned}; "
         return f"{text}num_warps={p.num_warps}, num_stages={p.num_stages}."
 
     # --- frames -----------------------------------------------------------------------------------------------------
@@ -147,14 +150,17 @@ class _Printer:
         if self.frame.looped:
             self._start(before)
         loads = before if self.program.held and self.frame.looped else inside
+        sums = 0
         for at, stage in enumerate(self.program.stages):
             if isinstance(stage, Product):
                 self._load_ahead(at, loads)
                 self._product(stage, loads, inside)
             elif isinstance(stage, RowSums):
-                self._step(stage, inside)
-                if not self.frame.looped:
-                    self._store(stage, inside)  # at once, so that few sums are held at a time
+                with self._only(sums % self.program.shares, inside):
+                    self._step(stage, inside)
+                    if not self.frame.looped:
+                        self._store(stage, inside)  # at once, so that few sums are held at a time
+                sums += 1
             else:
                 self._phase(stage, before, inside)
         self._finish(after)
@@ -166,7 +172,8 @@ class _Printer:
         start, following = self._rows(self.early, ""), self._rows(self.early, f"{self.first} + {self.program.row_tile}")
         head = f"for {self.first} in {self._range()}:"
         texts += head + str(rows) + str(following)
-        define_used(writer, [*self.grid.definitions, Definition(self.zero, ZERO), *columns], texts)
+        own = [Definition(self.zero, ZERO), Definition(self.share, "tl.program_id(1)")]
+        define_used(writer, [*self.grid.definitions, *own, *columns], texts)
         define_used(writer, start, before.text)
         writer.add(before)
         if not self.frame.looped:
@@ -177,6 +184,10 @@ class _Printer:
                 define_used(writer, rows + following, inside.text)
                 writer.add(inside)
         writer.add(after)
+
+    def _only(self, share: int, inside: Writer) -> AbstractContextManager[None]:
+        """What is written now is for one of the programs that share a tile."""
+        return inside.block(f"if {self.share} == {share}:") if self.program.shares > 1 else nullcontext()
 
     @staticmethod
     def _rows(bodies: dict[_Key, Body], first: str) -> list[Definition]:
@@ -220,7 +231,12 @@ class _Printer:
             if early and item not in once and isinstance(load, Load) and not load.lookups:  # these wait for integers
                 self._load_early(load, self._key(phase), before, inside)
                 once.append(item)
-        write_group(body, [item for item in items if item not in once], self.running)
+        rest = [item for item in items if item not in once]
+        stores = [item for item in rest if self.program.shares > 1 and isinstance(item.statement, Store | ColReduce)]
+        write_group(body, [item for item in rest if item not in stores], self.running)
+        if stores:
+            with self._only(self.program.shares - 1, inside):
+                write_group(body, stores, self.running)
 
     def _load_early(self, load: Load, key: _Key, before: Writer, inside: Writer) -> None:
         """Load the first tile before the walk, and in it the next one."""
