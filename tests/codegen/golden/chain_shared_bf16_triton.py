@@ -82,18 +82,14 @@ def chain_shared_bf16(
     z0 = _round_bf16(z)
     h = tl.maximum(z0, 0.0, propagate_nan=tl.PropagateNan.ALL)
     h0 = _to_bf16(h)
-    if share == 1:
-        # src[mlp.py:7]: h = relu(x @ w1.T + b1)
-        acc_db_total = tl.sum(tl.where(row_mask, h, 0.0), 0, keep_dims=True)
-        tl.store(db_ptr + chunk * 20 + col_v2, acc_db_total, mask=col_mask_v2)
-    if share == 0:
-        sums0 = tl.dot(tl.trans(tl.where(row_mask, x_v1.to(tl.bfloat16), 0.0)), tl.where(row_mask, h0, 0.0))
-        tl.store(
-            dw_ptr + chunk * 100 + offs_16[:, None] * 20 + offs_32[None, :],
-            sums0,
-            mask=(offs_16[:, None] < 5) & (offs_32[None, :] < 20),
-        )
+    acc_db_total = tl.sum(tl.where(row_mask, h, 0.0), 0, keep_dims=True)
+    tl.store(db_ptr + chunk * 20 + col_v2, acc_db_total, mask=col_mask_v2 & (share == 1))
+    sums0 = tl.dot(tl.trans(tl.where(row_mask, x_v1.to(tl.bfloat16), 0.0)), tl.where(row_mask, h0, 0.0))
+    tl.store(
+        dw_ptr + chunk * 100 + offs_16[:, None] * 20 + offs_32[None, :],
+        sums0,
+        mask=((offs_16[:, None] < 5) & (offs_32[None, :] < 20)) & (share == 0),
+    )
     acc1 = tl.dot(tl.where(offs_32[None, :] < 20, h0, 0.0), w2)
     acc1_out = _to_bf16(acc1)
-    if share == 1:
-        tl.store(y_ptr + row * 3 + col_v3, acc1_out, mask=row_mask & col_mask_v3)
+    tl.store(y_ptr + row * 3 + col_v3, acc1_out, mask=row_mask & col_mask_v3 & (share == 1))

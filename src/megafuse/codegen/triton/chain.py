@@ -6,14 +6,13 @@ the transpose reads the same block turned.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from megafuse.codegen.artifact import KernelSource
 from megafuse.codegen.chain_program import ChainProgram, Product, RowSums, sum_type
 from megafuse.codegen.dot_program import Matrices
 from megafuse.codegen.names import Namer, identifier
-from megafuse.codegen.program import ColReduce, Level, Load, Pass, Phase, Store
+from megafuse.codegen.program import ColReduce, Level, Load, Pass, Phase
 from megafuse.codegen.source import kernel_source
 from megafuse.codegen.triton.frame import ZERO, Definition, Frame, RunNames, buffer_name, grid_names, join_sum
 from megafuse.codegen.triton.helpers import imports_of, used_helpers
@@ -126,7 +125,9 @@ class _Printer:
     def _frame(self, phase: Phase, shared: dict[str, str], ragged: bool) -> Frame:
         p, fixed = self.program, RunNames((), (self.grid.fixed,), (), self.namer)
         namer = _Shared(self.namer, shared)
-        return Frame(p.shell, phase, fixed, self.grid, self.zero, namer, turned=p.turned, ragged=ragged)
+        frame = Frame(p.shell, phase, fixed, self.grid, self.zero, namer, turned=p.turned, ragged=ragged)
+        frame.owner = self._owned(p.shares - 1)
+        return frame
 
     def _spaces(self) -> dict[_Key, Phase]:
         """For each space of rows and columns one phase with the statements of all that walk it."""
@@ -156,10 +157,9 @@ class _Printer:
                 self._load_ahead(at, loads)
                 self._product(stage, loads, inside)
             elif isinstance(stage, RowSums):
-                with self._only(sums % self.program.shares, inside):
-                    self._step(stage, inside)
-                    if not self.frame.looped:
-                        self._store(stage, inside)  # at once, so that few sums are held at a time
+                self._step(stage, inside)
+                if not self.frame.looped:
+                    self._store(stage, inside, self._owned(sums))  # at once, so that few sums are held at a time
                 sums += 1
             else:
                 self._phase(stage, before, inside)
@@ -185,9 +185,12 @@ class _Printer:
                 writer.add(inside)
         writer.add(after)
 
-    def _only(self, share: int, inside: Writer) -> AbstractContextManager[None]:
-        """What is written now is for one of the programs that share a tile."""
-        return inside.block(f"if {self.share} == {share}:") if self.program.shares > 1 else nullcontext()
+    def _owned(self, number: int) -> str:
+        """The test for the program that stores the sums of that number, of those that share a tile.
+
+        A mask, for a condition around products and exchanges between threads gave wrong sums (Triton 3.6, sm_90).
+        """
+        return f"{self.share} == {number % self.program.shares}" if self.program.shares > 1 else ""
 
     @staticmethod
     def _rows(bodies: dict[_Key, Body], first: str) -> list[Definition]:
@@ -231,12 +234,7 @@ class _Printer:
             if early and item not in once and isinstance(load, Load) and not load.lookups:  # these wait for integers
                 self._load_early(load, self._key(phase), before, inside)
                 once.append(item)
-        rest = [item for item in items if item not in once]
-        stores = [item for item in rest if self.program.shares > 1 and isinstance(item.statement, Store | ColReduce)]
-        write_group(body, [item for item in rest if item not in stores], self.running)
-        if stores:
-            with self._only(self.program.shares - 1, inside):
-                write_group(body, stores, self.running)
+        write_group(body, [item for item in items if item not in once], self.running)
 
     def _load_early(self, load: Load, key: _Key, before: Writer, inside: Writer) -> None:
         """Load the first tile before the walk, and in it the next one."""
@@ -359,11 +357,12 @@ class _Printer:
         text = self._operand(name, width, stage.dtype, cleared=False)
         return f"tl.where({self.frame.row_mask}, {text}, 0.0)" if self.frame.ragged else text
 
-    def _store(self, stage: RowSums, after: Writer) -> None:
+    def _store(self, stage: RowSums, after: Writer, owned: str = "") -> None:
         target, (chunk, *steps) = stage.target, stage.target.strides
         start = f"{self.grid.chunk} * {chunk}" if self.program.chunks > 1 and chunk else ""
         pointer, mask = self._block(target, (stage.rows, stage.cols), (steps[0], steps[1]), start)
         value = convert(self.sums[stage.acc], sum_type(stage.dtype), self.program.param(target.buffer).dtype)
+        mask = join_tests([mask] * bool(mask) + [owned] * bool(owned))
         after.call("tl.store(", [pointer, value, *([f"mask={mask}"] if mask else [])])
 
 
