@@ -35,6 +35,7 @@ class Chain:
     turned: bool = False
     early: bool = False
     by_index: bool = False
+    shares: int = 1
 
     @property
     def chunks(self) -> int:
@@ -43,7 +44,8 @@ class Chain:
 
     def case(self) -> Case:
         inputs, expected = self._arrays()
-        return Case(self.name, self.program(), inputs, expected, EXACT)  # type: ignore[arg-type]
+        signs = EXACT if self.rows_per_chunk > 1 else 0.0  # products of one row are not added to 0
+        return Case(self.name, self.program(), inputs, expected, signs)  # type: ignore[arg-type]
 
     def program(self) -> ChainProgram:
         (k, n, o), dtype, rows = self.widths, self.dtype, self.rows
@@ -75,7 +77,7 @@ class Chain:
         )
         return ChainProgram(
             self.name, ("A chain of two products.",), params, stages, num_warps=4, held=self.held, turned=self.turned,
-            early=self.early,
+            early=self.early, shares=self.shares,
         )  # fmt: skip
 
     def _loaded(self) -> Block:
@@ -131,8 +133,11 @@ def chains(dtype: DType) -> Iterator[Chain]:
     yield Chain(f"chain_ahead_{t}", dtype, 96, (16, 32, 16), 16, 32, turned=True, early=True)
     yield Chain(f"chain_index_{t}", dtype, 100, (17, 33, 40), 16, 48, early=True, by_index=True)
     yield Chain(f"chain_uneven_{t}", dtype, 80, (16, 32, 16), 16, 32)
+    yield Chain(f"chain_shared_{t}", dtype, 37, (5, 20, 3), 16, 16, shares=2)
+    yield Chain(f"chain_shared_whole_{t}", dtype, 32, (16, 32, 16), 32, 32, turned=True, shares=3)
     if dtype is F32:
         yield Chain(f"chain_rows_{t}", dtype, 5, (12, 16, 9), 1, 2)
+        yield Chain(f"chain_rows_shared_{t}", dtype, 5, (12, 16, 9), 1, 1, shares=2)
 
 
 def chain_cases(dtype: DType) -> list[Case]:

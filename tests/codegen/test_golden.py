@@ -51,6 +51,7 @@ NAMES = (
     "dot_parts_bf16",
     "dot_odd_f32",
     "chain_odd_bf16",
+    "chain_shared_bf16",
     "chain_rows_f32",
 )
 PRINTERS = {"triton": print_triton, "numpy": print_numpy}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,21 @@ def test_numpy_text_matches_the_reference(case: Case, tmp_path: Path):
     assert not differences(arrays, case)
     for name, array in case.inputs.items():
         assert arrays[name].tobytes() == array.tobytes(), "an input was written"
+
+
+@pytest.mark.parametrize("case", [c for c in EVERY if getattr(c.program, "shares", 1) > 1], ids=lambda case: case.name)
+def test_of_programs_that_share_a_tile_one_makes_each_store(case: Case):
+    """They hold equal values: that two of them store one would show nowhere."""
+    kernel = ast.parse(print_triton(case.program).text).body[-1]
+    masks = [ast.unparse(k.value) for call in stores(kernel) for k in call.keywords if k.arg == "mask"]
+    owned = [match[0] for mask in masks if (match := re.search(r"share == \d+", mask))]
+    assert len(owned) == len(stores(kernel)) == sum(p.written for p in case.program.params)
+    assert set(owned) == {f"share == {n}" for n in {0, case.program.shares - 1}}
+
+
+def stores(tree: ast.AST) -> list[ast.Call]:
+    """The stores below a node."""
+    return [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == "tl.store"]
 
 
 @pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)

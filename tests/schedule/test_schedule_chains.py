@@ -14,7 +14,7 @@ from megafuse.compiler.engine import dot_rule
 from megafuse.core.device import device_spec
 from megafuse.core.dtypes import DType
 from megafuse.ir.chain import block, turned, turned_rows
-from megafuse.schedule.chain_tiling import LONGEST_WALK, ChainRequest, choose_chain_tile
+from megafuse.schedule.chain_tiling import LONGEST_WALK, ChainRequest, chain_rules, choose_chain_tile
 
 DEVICE = device_spec(90)
 
@@ -43,6 +43,15 @@ def test_small_problems_are_spread_over_the_device() -> None:
     assert (tiny.rows, tiny.rows_per_chunk) == (1, 1)
     few = choose_chain_tile(request(4096, 128, 128, 128), DEVICE)
     assert -(-4096 // few.rows_per_chunk) == 128
+
+
+@pytest.mark.parametrize(("rows", "products", "shares"), [(256, 3, 3), (256, 1, 1), (4096, 3, 2), (65536, 3, 1)])
+def test_idle_programs_share_tiles_and_their_sums(rows: int, products: int, shares: int) -> None:
+    asked = replace(request(rows, *[128] * 4, sums=True), products=products, turned=True, turns=True)
+    tile = choose_chain_tile(asked, DEVICE)
+    assert tile.shares == shares
+    assert chain_rules(asked, tile, DEVICE).problem(tile) == ""
+    assert -(-rows // tile.rows_per_chunk) * shares <= DEVICE.sms
 
 
 def test_matrices_beyond_shared_memory_are_read_for_each_tile() -> None:

@@ -40,11 +40,13 @@ HERE = Path(__file__).parent
 WALK = ChainRules(10_000, 128, sums=False, split=True, plain=False, turns=True, narrow=True, unit=64, sms=132)
 SUMS = replace(WALK, sums=True)
 WHOLE = replace(SUMS, rows=100, split=False)
+SHARED = replace(SUMS, rows=100, most_shares=3)
 PLAIN = replace(WALK, width=64, plain=True, turns=False)
 LEGAL = {
     "walk": (WALK, ChainTile(64, 128, 4, 2, early=True)),
     "sums": (SUMS, ChainTile(32, 96, 8, turned=True)),
     "whole": (WHOLE, ChainTile(32, 128, 8, turned=True)),
+    "shared": (SHARED, ChainTile(32, 32, 8, turned=True, shares=3)),
     "plain": (PLAIN, ChainTile(1, 76, 4, held=False)),
 }
 ILLEGAL = [
@@ -57,6 +59,9 @@ ILLEGAL = [
     ("walk", {"rows_per_chunk": 96}, "cut tiles"),
     ("walk", {"rows_per_chunk": 0}, "cut tiles"),
     ("walk", {"rows_per_chunk": 64}, "no row loop"),
+    ("shared", {"shares": 4}, "1 to 3 programs"),
+    ("shared", {"shares": 0}, "1 to 3 programs"),
+    ("shared", {"rows_per_chunk": 64}, "share none"),
     ("walk", {"rows_per_chunk": 64, "num_stages": 1}, "no row loop"),
     ("walk", {"num_stages": 0}, "1 to 4 stages"),
     ("walk", {"num_stages": 5}, "1 to 4 stages"),

@@ -111,6 +111,7 @@ class _ChainLowering:
             held=tile.held,
             turned=tile.turned,
             early=tile.early,
+            shares=tile.shares,
         )
 
     def _phase(self, at: int, schedule: PhaseSchedule) -> None:

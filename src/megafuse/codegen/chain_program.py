@@ -67,8 +67,9 @@ class ChainProgram:
     """One kernel, ready to print. ``held``: matrices are loaded before the walk over the rows, else in each step of it.
 
     ``turned``: printers that hold tiles as blocks make them ``[columns, rows]``. ``early``: they load the rows of the
-    next tile before they work on the present one. ``tf32``: fp32 operands are rounded to TF32; else they are multiplied
-    as they are.
+    next tile before they work on the present one. ``shares``: programs that run the stages of the same chunk, which is
+    one row tile; the ``RowSums`` are shared out among them in order, and the last stores what phases store. ``tf32``:
+    fp32 operands are rounded to TF32; else they are multiplied as they are.
     """
 
     name: str
@@ -80,6 +81,7 @@ class ChainProgram:
     held: bool = True
     turned: bool = False
     early: bool = False
+    shares: int = 1
     tf32: bool = False
 
     def __post_init__(self) -> None:
@@ -93,6 +95,8 @@ class ChainProgram:
                 raise VerifyError(f"{self.name}: phase {phase.title!r} does not walk the rows of the first phase")
             if phase.fixed or phase.col_block or phase.col_grid or len(phase.passes) != 1 or len(phase.pieces) != 1:
                 raise VerifyError(f"{self.name}: phase {phase.title!r} does not hold its columns in one piece")
+        if self.shares > 1 and first.num_chunks * first.row_tile < first.loop_size:
+            raise VerifyError(f"{self.name}: programs that walk several row tiles share none")
         self._check_names()
 
     def _check_names(self) -> None:
@@ -141,7 +145,7 @@ class ChainProgram:
     @property
     def grid(self) -> tuple[int, int]:
         """Numbers of programs along the two grid axes."""
-        return (self.chunks, 1)
+        return (self.chunks, self.shares)
 
     @property
     def dims(self) -> tuple[Dim, ...]:
@@ -167,7 +171,15 @@ def flat_chain(program: ChainProgram) -> ChainProgram:
     """The same chunks walked row by row, for types that matrix units do not take; slow."""
     stages = tuple(replace(s, row_tile=1) if isinstance(s, Phase) else s for s in program.stages)
     return replace(
-        program, stages=stages, num_warps=FLAT_WARPS, num_stages=1, held=False, turned=False, early=False, tf32=False
+        program,
+        stages=stages,
+        num_warps=FLAT_WARPS,
+        num_stages=1,
+        held=False,
+        turned=False,
+        early=False,
+        shares=1,
+        tf32=False,
     )
 
 

@@ -15,6 +15,7 @@ class ChainTile:
 
     ``held``: matrices are loaded once, before the walk over the rows; else once for each row tile. ``turned``: tiles
     are blocks of columns by rows. ``early``: the rows of the next tile are loaded before the present one is worked on.
+    ``shares``: programs that work on the same tile, each of which makes and stores some of the sums over its rows.
     """
 
     rows: int
@@ -24,6 +25,7 @@ class ChainTile:
     held: bool = True
     turned: bool = False
     early: bool = False
+    shares: int = 1
     why: str = ""
 
 
@@ -33,7 +35,7 @@ class ChainRules:
 
     ``sums``: it leaves sums over the rows, of several programs where ``split``. ``plain``: its products do without
     matrix units. ``turns``: tiles may be columns by rows, and have fewer rows than ``unit`` only where ``narrow``.
-    ``sms``: multiprocessors of the device.
+    ``sms``: multiprocessors of the device. ``most_shares``: programs that have a sum each, at most.
     """
 
     rows: int
@@ -45,6 +47,7 @@ class ChainRules:
     narrow: bool
     unit: int
     sms: int
+    most_shares: int = 1
 
     def problem(self, tile: ChainTile) -> str:
         """Why ``tile`` is not legal here; empty where it is."""
@@ -75,4 +78,8 @@ class ChainRules:
             return "partial sums would come or go"
         if not 1 <= tile.num_stages <= MOST_STAGES:
             return f"a pipeline has 1 to {MOST_STAGES} stages"
+        if not 1 <= tile.shares <= self.most_shares:
+            return f"1 to {self.most_shares} programs can share a tile"
+        if tile.shares > 1 and chunk != tile.rows:
+            return "programs that walk several tiles share none"
         return "there is no row loop" if (tile.num_stages > 1 or tile.early) and chunk == tile.rows else ""

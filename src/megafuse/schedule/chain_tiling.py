@@ -24,7 +24,8 @@ class ChainRequest:
 
     ``widths`` of the row values; ``matrices``: (K, N) of each matrix that is loaded; ``sums``: of each sum over rows,
     (1, N) for a sum of rows themselves. ``plain``: fp32 products without matrix units. ``loaded``: bytes of
-    each row that come from memory. ``turned``: tiles are columns by rows; ``turns``: they could be.
+    each row that come from memory. ``turned``: tiles are columns by rows; ``turns``: they could be. ``products``: how
+    many of the sums are of products.
     """
 
     rows: int
@@ -36,13 +37,15 @@ class ChainRequest:
     loaded: int = 0
     turned: bool = False
     turns: bool = False
+    products: int = 0
 
 
 def choose_chain_tile(request: ChainRequest, device: DeviceSpec) -> ChainTile:
     """Rows for which registers suffice, fewer where programs would be idle; as many programs as run at once.
 
     Long walks of several programs an SM are cut: one loads its matrices, from L2, while another works, and none is left
-    alone with a long rest.
+    alone with a long rest. Where few programs have one tile each, others that would be idle share out its sums: storing
+    these takes longer than all products before them.
     """
     rows, warps = _plain_rows(request, device) if request.plain else _rows(request, device)
     held = sum(block(k) * block(n) for k, n in request.matrices) * request.dtype.size
@@ -52,7 +55,9 @@ def choose_chain_tile(request: ChainRequest, device: DeviceSpec) -> ChainTile:
     walks = ceil_div(tiles, min(tiles, device.sms * per_sm))
     if per_sm > 1 and not request.plain:
         walks = min(walks, LONGEST_WALK)
+    shares = max(1, min(request.products, device.sms // tiles)) if walks == 1 else 1
     kept = f"{held // 1024} KiB of matrices {'kept' if keeps else 'read per tile'}"
+    sharing = f", {shares} programs a tile" if shares > 1 else ""
     return ChainTile(
         rows=rows,
         rows_per_chunk=walks * rows,
@@ -60,7 +65,8 @@ def choose_chain_tile(request: ChainRequest, device: DeviceSpec) -> ChainTile:
         held=keeps,
         turned=request.turned,
         early=walks > 1 and not request.plain and _early_registers(request, rows, warps) <= EARLY_REGISTERS,
-        why=f"{counted(tiles, 'tile')}, {walks} a program; {kept}",
+        shares=shares,
+        why=f"{counted(tiles, 'tile')}, {walks} a program{sharing}; {kept}",
     )
 
 
@@ -76,6 +82,7 @@ def chain_rules(request: ChainRequest, heuristic: ChainTile, device: DeviceSpec)
         narrow=device.narrow_tiles,
         unit=UNIT,
         sms=device.sms,
+        most_shares=max(1, request.products),
     )
 
 

@@ -14,6 +14,7 @@ from megafuse.ir.chain import (
     RowDot,
     RowNest,
     Stage,
+    SumDot,
     block,
     can_turn,
     chain_traces,
@@ -111,6 +112,7 @@ class ChainMaker:
             loaded=sum(loaded.values()),
             turned=turned(chain, self.device),
             turns=can_turn(chain),
+            products=sum(isinstance(s, SumDot) for s in chain.stages),
         )
 
 

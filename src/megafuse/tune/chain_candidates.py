@@ -82,7 +82,11 @@ def _walking(tile: ChainTile, steps: int) -> ChainTile:
     """``tile`` with so many row tiles a program."""
     many = steps > 1
     return replace(
-        tile, rows_per_chunk=steps * tile.rows, num_stages=tile.num_stages if many else 1, early=tile.early and many
+        tile,
+        rows_per_chunk=steps * tile.rows,
+        num_stages=tile.num_stages if many else 1,
+        early=tile.early and many,
+        shares=1 if many else tile.shares,
     )
 
 
@@ -96,7 +100,7 @@ def _coarse(rules: ChainRules, best: ChainTile, times: Mapping[KernelTiles, floa
         steps = ceil_div(tiles, min(tiles, rules.sms * form.per_sm))
         early = not (rules.plain or rules.sums)
         tile = replace(best, rows=form.rows, num_warps=form.warps, turned=form.turned, num_stages=1, early=early)
-        yield _walking(tile, steps)
+        yield _walking(replace(tile, shares=max(1, min(rules.most_shares, rules.sms // tiles))), steps)
 
 
 def _factors(rules: ChainRules, best: ChainTile, times: Mapping[KernelTiles, float]) -> Iterator[ChainTile]:
@@ -128,6 +132,7 @@ def single_changes(tile: ChainTile, rules: ChainRules) -> dict[str, list[Change]
         "early": [not tile.early],
         "num_stages": _nearest([1, 2, 3], tile.num_stages),
         "held": [not tile.held],
+        "shares": _nearest(range(1, rules.most_shares + 1), tile.shares),
     }
     return {factor: [(factor, value) for value in values] for factor, values in options.items()}
 

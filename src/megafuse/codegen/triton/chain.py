@@ -77,6 +77,7 @@ class _Printer:
             self.namer.one(buffer_name(param.name))
         self.grid = grid_names(program.shell, self.namer)
         self.zero, self.first = self.namer.one("zero"), self.namer.one("first_row")
+        self.share = self.namer.one("share")
         fast = any(param.dtype in HALVES for param in program.params)
         self.bodies: dict[_Key, Body] = {}
         values: dict[str, Value] = {}
@@ -115,7 +116,8 @@ class _Printer:
         text += f"Sums over all rows: {', '.join(sums)}. " * bool(sums)
         walk = f" ({first.rows_per_chunk} a program)" * (first.rows_per_chunk != first.row_tile)
         turned = ", columns first" * p.turned
-        text += f"{p.chunks} programs; tiles of {first.row_tile} of {first.loop_size} rows{walk}{turned}; "
+        text += f"{p.chunks} programs; " if p.shares == 1 else f"{p.chunks} x {p.shares} programs share out the sums; "
+        text += f"tiles of {first.row_tile} of {first.loop_size} rows{walk}{turned}; "
         return f"{text}num_warps={p.num_warps}, num_stages={p.num_stages}."
 
     # --- frames -----------------------------------------------------------------------------------------------------
@@ -123,7 +125,9 @@ class _Printer:
     def _frame(self, phase: Phase, shared: dict[str, str], ragged: bool) -> Frame:
         p, fixed = self.program, RunNames((), (self.grid.fixed,), (), self.namer)
         namer = _Shared(self.namer, shared)
-        return Frame(p.shell, phase, fixed, self.grid, self.zero, namer, turned=p.turned, ragged=ragged)
+        frame = Frame(p.shell, phase, fixed, self.grid, self.zero, namer, turned=p.turned, ragged=ragged)
+        frame.owner = self._owned(p.shares - 1)
+        return frame
 
     def _spaces(self) -> dict[_Key, Phase]:
         """For each space of rows and columns one phase with the statements of all that walk it."""
@@ -147,6 +151,7 @@ class _Printer:
         if self.frame.looped:
             self._start(before)
         loads = before if self.program.held and self.frame.looped else inside
+        sums = 0
         for at, stage in enumerate(self.program.stages):
             if isinstance(stage, Product):
                 self._load_ahead(at, loads)
@@ -154,7 +159,8 @@ class _Printer:
             elif isinstance(stage, RowSums):
                 self._step(stage, inside)
                 if not self.frame.looped:
-                    self._store(stage, inside)  # at once, so that few sums are held at a time
+                    self._store(stage, inside, self._owned(sums))  # at once, so that few sums are held at a time
+                sums += 1
             else:
                 self._phase(stage, before, inside)
         self._finish(after)
@@ -166,7 +172,8 @@ class _Printer:
         start, following = self._rows(self.early, ""), self._rows(self.early, f"{self.first} + {self.program.row_tile}")
         head = f"for {self.first} in {self._range()}:"
         texts += head + str(rows) + str(following)
-        define_used(writer, [*self.grid.definitions, Definition(self.zero, ZERO), *columns], texts)
+        own = [Definition(self.zero, ZERO), Definition(self.share, "tl.program_id(1)")]
+        define_used(writer, [*self.grid.definitions, *own, *columns], texts)
         define_used(writer, start, before.text)
         writer.add(before)
         if not self.frame.looped:
@@ -177,6 +184,13 @@ class _Printer:
                 define_used(writer, rows + following, inside.text)
                 writer.add(inside)
         writer.add(after)
+
+    def _owned(self, number: int) -> str:
+        """The test for the program that stores the sums of that number, of those that share a tile.
+
+        A mask, for a condition around products and exchanges between threads gave wrong sums (Triton 3.6, sm_90).
+        """
+        return f"{self.share} == {number % self.program.shares}" if self.program.shares > 1 else ""
 
     @staticmethod
     def _rows(bodies: dict[_Key, Body], first: str) -> list[Definition]:
@@ -343,11 +357,12 @@ class _Printer:
         text = self._operand(name, width, stage.dtype, cleared=False)
         return f"tl.where({self.frame.row_mask}, {text}, 0.0)" if self.frame.ragged else text
 
-    def _store(self, stage: RowSums, after: Writer) -> None:
+    def _store(self, stage: RowSums, after: Writer, owned: str = "") -> None:
         target, (chunk, *steps) = stage.target, stage.target.strides
         start = f"{self.grid.chunk} * {chunk}" if self.program.chunks > 1 and chunk else ""
         pointer, mask = self._block(target, (stage.rows, stage.cols), (steps[0], steps[1]), start)
         value = convert(self.sums[stage.acc], sum_type(stage.dtype), self.program.param(target.buffer).dtype)
+        mask = join_tests([mask] * bool(mask) + [owned] * bool(owned))
         after.call("tl.store(", [pointer, value, *([f"mask={mask}"] if mask else [])])
 
 

@@ -177,6 +177,7 @@ class Frame:
         self.cols = namer.claim("col", len(self.pieces))
         self.col_masks = namer.claim("col_mask", len(self.pieces))
         uses = [affine for statement in statements(phase) for affine in affines(statement)]
+        self.owner = ""  # the test for the program that stores what several make
         self.row_runs = RunNames(phase.loop, (self.row,), uses, namer, zero)
         self.col_runs = RunNames(phase.cols, self.cols, uses, namer, zero)
 

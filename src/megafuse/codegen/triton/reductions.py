@@ -260,7 +260,7 @@ def finish_columns(body: Body, node: ColReduce, tiles: tuple[str, ...], summed: 
             frame.pointer(node.buffer, node.index, level, piece),
             convert(name, node.dtype, node.store_dtype),
         ]
-        mask = frame.mask(level, (), piece)
+        mask = frame.mask(level, (), piece, [frame.owner] * bool(frame.owner))
         body.writer.call("tl.store(", args + [f"mask={mask}"] * bool(mask))
 
 

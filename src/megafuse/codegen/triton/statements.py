@@ -216,7 +216,7 @@ def _store(body: Body, node: Store) -> None:
         else:
             text = _other(node.src, dtype)
         args = [frame.pointer(node.buffer, node.index, level, piece), text]
-        mask = frame.mask(level, node.guards, piece)
+        mask = frame.mask(level, node.guards, piece, [frame.owner] * bool(frame.owner))
         args += [f"mask={mask}"] * bool(mask) + ['eviction_policy="evict_first"'] * node.passing
         body.writer.call("tl.store(", args)
 
