@@ -126,7 +126,9 @@ def test_the_fused_module_takes_the_tiles_and_is_right(tuned):
     (bound,) = engine_of(fused).bindings
     expected = subjects(reschedule(compiled, KnownTiles(compiled.device.name)).step)
     assert [s.tiles for s in subjects(bound.compiled.step)] == [s.tiles for s in expected]
-    assert set(bound.compiled.measured) == {k.key for k in bound.compiled.step.kernels}
+    kernels = bound.compiled.step.kernels
+    assert set(bound.compiled.measured) == {k.key for k in kernels if k.key}
+    assert all(len(k.phases) > 1 for k in kernels if not k.key)  # finishers that share a launch
     assert "measured" in str(megafuse.explain(fused))
     report = megafuse.check(fn, x, fused=fused)
     assert report.ok, str(report)

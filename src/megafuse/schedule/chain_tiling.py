@@ -44,8 +44,7 @@ def choose_chain_tile(request: ChainRequest, device: DeviceSpec) -> ChainTile:
     """Rows for which registers suffice, fewer where programs would be idle; as many programs as run at once.
 
     Long walks of several programs an SM are cut: one loads its matrices, from L2, while another works, and none is left
-    alone with a long rest. Where few programs have one tile each, others that would be idle share out its sums: storing
-    these takes longer than all products before them.
+    alone with a long rest.
     """
     rows, warps = _plain_rows(request, device) if request.plain else _rows(request, device)
     held = sum(block(k) * block(n) for k, n in request.matrices) * request.dtype.size
@@ -55,7 +54,7 @@ def choose_chain_tile(request: ChainRequest, device: DeviceSpec) -> ChainTile:
     walks = ceil_div(tiles, min(tiles, device.sms * per_sm))
     if per_sm > 1 and not request.plain:
         walks = min(walks, LONGEST_WALK)
-    shares = max(1, min(request.products, device.sms // tiles)) if walks == 1 else 1
+    shares = _shares(request, device.sms // tiles) if walks == 1 else 1
     kept = f"{held // 1024} KiB of matrices {'kept' if keeps else 'read per tile'}"
     sharing = f", {shares} programs a tile" if shares > 1 else ""
     return ChainTile(
@@ -68,6 +67,16 @@ def choose_chain_tile(request: ChainRequest, device: DeviceSpec) -> ChainTile:
         shares=shares,
         why=f"{counted(tiles, 'tile')}, {walks} a program{sharing}; {kept}",
     )
+
+
+def _shares(request: ChainRequest, room: int) -> int:
+    """Programs that share out the sums of a tile, where there is ``room`` for so many that would be idle.
+
+    Storing sums takes longer than all products before them. Where a program would still store more than two, the
+    products that all repeat cost as much.
+    """
+    shares = max(1, min(request.products, room))
+    return shares if 2 * shares >= request.products else 1
 
 
 def chain_rules(request: ChainRequest, heuristic: ChainTile, device: DeviceSpec) -> ChainRules:
