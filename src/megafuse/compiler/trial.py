@@ -22,6 +22,7 @@ from torch import Tensor
 from megafuse.codegen.chain_program import ChainProgram
 from megafuse.codegen.program import Param
 from megafuse.compiler.driver import PRINTERS
+from megafuse.core.errors import TargetError
 from megafuse.runtime import cachedir
 from megafuse.runtime.numpy_kernels import numpy_launcher
 from megafuse.runtime.shim import cuda_kernel
@@ -31,6 +32,7 @@ MOST_APART = 0.02  # of a result's norm: ten roundings to bf16
 SECONDS = 300.0  # of one child
 GUARD = 1024  # elements before and behind each buffer, which no kernel may change
 SOUND = "sound"
+NO_CODE = "child"  # in place of a kernel's digest: what ended the child
 CHILD_ENV = "MEGAFUSE_TRIAL"  # set in a child, which has none itself
 _CODE = "import sys; sys.path[:] = {path!r}; from megafuse.compiler.trial import main; main()"
 
@@ -90,21 +92,27 @@ def _ask(kernels: Sequence[Doubtful], index: int, gpu: str) -> tuple[dict[str, s
         with contextlib.suppress(ValueError, KeyError, TypeError):
             answer = json.loads(line)
             answers[answer["code"]] = answer["fault"]
-    said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-    return answers, f"its process ended with status {done.returncode}" + (f": {said[:200]}" if said else "")
+    return answers, answers.get(NO_CODE) or f"its process ended with status {done.returncode}"
 
 
 def main() -> None:
     """The child: kernels from standard input, one line for each to standard output, as soon as it is tried."""
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)  # what libraries print is no answer
-        kernels, index, gpu = pickle.load(sys.stdin.buffer)
-        device = torch.device("cuda", index)
-        if _gpu(device) != gpu:
-            raise SystemExit(f"it has {_gpu(device)} in place of {gpu}")
-        for program, code in kernels:
-            answers.write(json.dumps({"code": code, "fault": tried(program, code, device)}) + "\n")
+
+        def say(code: str, fault: str) -> None:
+            answers.write(json.dumps({"code": code, "fault": fault}) + "\n")
             answers.flush()
+
+        try:
+            kernels, index, gpu = pickle.load(sys.stdin.buffer)
+            device = torch.device("cuda", index)
+            if _gpu(device) != gpu:
+                raise TargetError(f"the process has {_gpu(device)} in place of {gpu}")
+            for program, code in kernels:
+                say(code, tried(program, code, device))
+        except Exception as error:  # the GPU may be of no more use: nothing else is tried
+            say(NO_CODE, f"{type(error).__name__}: {error}".split("\n", maxsplit=1)[0])
 
 
 def tried(program: ChainProgram, code: str, device: torch.device) -> str:

@@ -10,6 +10,7 @@ alignment of the pointers. Whatever is not as known falls back to the plain road
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import inspect
@@ -219,9 +220,7 @@ class CudaKernel:
         Raises:
             TargetError: the assembler may have made something else of the kernel.
         """
-        if 0 in self.source.grid:
-            return ""
-        return code_digest(self._compiled([0] * len(self.dtypes)))
+        return "" if 0 in self.source.grid else code_digest(self._compiled([0] * len(self.dtypes)))
 
     def _first(self, key: Any, device: int, pointers: tuple[int, ...]) -> None:
         """The plain road: first launch of a variant, or hooks."""
@@ -384,7 +383,11 @@ def listening() -> bool:
     return False
 
 
-_any_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)  # -1: built without CUDA
+def _any_device() -> int:
+    """The current device; -1 where there is none."""
+    with contextlib.suppress(AssertionError, RuntimeError):  # built without CUDA, or no driver
+        return _current_device()
+    return -1
 
 
 def _current_device() -> int:
