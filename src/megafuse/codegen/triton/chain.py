@@ -111,11 +111,8 @@ class _Printer:
         text += f"Sums over all rows: {', '.join(sums)}. " * bool(sums)
         walk = f" ({first.rows_per_chunk} a program)" * (first.rows_per_chunk != first.row_tile)
         turned = ", columns first" * p.turned
-        text += (
-            f"{p.chunks} programs; "
-            if p.shares == 1
-            else f"{p.chunks} x {p.shares} programs, each of which stores some sums; "
-        )
+        shared = f" x {p.shares} programs, each of which stores some sums"
+        text += f"{p.chunks}{' programs' if p.shares == 1 else shared}; "
         text += f"tiles of {first.row_tile} of {first.loop_size} rows{walk}{turned}; "
         return f"{text}num_warps={p.num_warps}, num_stages={p.num_stages}."
 
