@@ -25,10 +25,14 @@ def per_element(trace: Trace, fixed: Sequence[str], walked: bool) -> float:
     return packed + WORKING_VALUES + len(kept) + len(passing) / 2 + _accumulators(trace)
 
 
+def two_rows(trace: Trace, fixed: Sequence[str], kept: int) -> float:
+    """Registers that one column of two rows takes, beside ``kept`` weights and the sums over the rows."""
+    return TWO_ROWS_SHARE * (2 * per_element(trace, fixed, True) - kept - _accumulators(trace))
+
+
 def two_rows_fit(trace: Trace, fixed: Sequence[str], elements: int, warps: int, kept: int) -> bool:
-    """Whether registers hold two rows of ``elements`` at once, beside ``kept`` weights and the sums over the rows."""
-    each = 2 * per_element(trace, fixed, True) - kept - _accumulators(trace)
-    return TWO_ROWS_SHARE * registers(elements, each, warps) <= most_registers(warps)
+    """Whether registers hold two rows of ``elements`` at once."""
+    return registers(elements, two_rows(trace, fixed, kept), warps) <= most_registers(warps)
 
 
 def _accumulators(trace: Trace) -> int:
@@ -64,5 +68,5 @@ def most_registers(warps: int) -> int:
 
 def programs_per_sm(elements: int, each: float, warps: int, device: DeviceSpec) -> int:
     """Programs that an SM holds at once, by their registers."""
-    needed = max(REGISTER_SLACK * registers(elements, each, warps), 32)
+    needed = min(max(REGISTER_SLACK * registers(elements, each, warps), 32), most_registers(warps))
     return min(8, max(1, int(device.registers_per_sm // (needed * 32 * warps))))

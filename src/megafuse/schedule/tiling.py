@@ -23,6 +23,7 @@ from megafuse.schedule.registers import (
     programs_per_sm,
     registers,
     small_loads,
+    two_rows,
     two_rows_fit,
 )
 from megafuse.schedule.residency import row_bytes, sharers, short_run_axis, tile_loads
@@ -148,6 +149,8 @@ def choose_tile(request: TileRequest, device: DeviceSpec) -> Tile:
     elif not hoist:  # weights are loaded again for each row rather than spilled
         stages, each = 1, each - kept
         warps = fewest_warps(elements, each, LOOP_REGISTERS)
+    if stages > 1 and rows == 1 and not by_rows and hoist and _pairs(trace, request.fixed, elements, warps):
+        rows, stages, each = 2, PAIRED_STAGES, two_rows(trace, request.fixed, kept)
     chunk = rows
     if request.whole_loop:
         chunk = all_rows * rows if is_open(all_rows) else ceil_div(all_rows, rows) * rows
@@ -168,8 +171,6 @@ def choose_tile(request: TileRequest, device: DeviceSpec) -> Tile:
         if chunk >= unit:  # whole units: more programs than one wave, or many fewer, would cost more than they save
             chunk = ceil_div(chunk, unit) * unit if chunk >= 4 * unit else round(chunk / unit) * unit
     stages = stages if request.whole_loop or chunk > rows else 1
-    if stages > 1 and rows == 1 and not by_rows and hoist and _pairs(trace, request.fixed, elements, warps):
-        rows, chunk, stages = 2, chunk + chunk % 2, PAIRED_STAGES
     return Tile(rows, chunk, shape.pieces, shape.col_block, shape.col_grid, warps, stages, hoist, why=shape.why)
 
 
