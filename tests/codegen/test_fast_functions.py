@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from megafuse.codegen.triton.helpers import HELPERS
 from megafuse.codegen.triton.ops import bound, template
+from megafuse.compiler import compile_call
+from megafuse.core.device import device_spec
 from megafuse.core.dtypes import DType
 
 
@@ -73,3 +77,52 @@ def test_fast_softplus_adds_little_to_the_rounding(dtype: str):
     special = np.float32([np.inf, -np.inf, np.nan])
     found = np.maximum(special, np.float32(0)) + helper("_log1p_unit")(np.exp(-np.abs(special)))
     assert found[0] == np.inf and found[1] == 0 and np.isnan(found[2])
+
+
+def one_plus(name: str, x: np.ndarray) -> np.ndarray:
+    """A helper for ``1 + f``, with Triton's functions replaced by numpy's of fp32."""
+    power = lambda v: np.exp2(v.astype(np.float64)).astype(np.float32)  # noqa: E731
+    sigmoid = lambda v: (1 / (1 + np.exp(-v.astype(np.float64)))).astype(np.float32)  # noqa: E731
+    space: dict[str, object] = {"tl": SimpleNamespace(abs=np.abs, where=np.where), "_exp2": power, "_sigmoid": sigmoid}
+    exec(HELPERS[name].replace("@triton.jit", ""), space)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return space[name](x)
+
+
+@pytest.mark.parametrize(("name", "exact"), [("_one_plus_erf", lambda v: math.erfc(-v)), ("_one_plus_tanh", None)])
+def test_one_plus_a_function_is_right_relative_to_its_own_size(name, exact):
+    """In fp32 the sum is right to 2**-24 alone, which far from 0 is more than the value."""
+    exact = exact or (lambda v: 2 / (1 + math.exp(-2 * v)))
+    x = np.concatenate([np.linspace(-3.9, 8, 200001), -np.logspace(-30, 0.5, 20001), np.logspace(-30, 2, 20001)])
+    x = x.astype(np.float32)
+    true = np.array([exact(float(v)) for v in x])
+    found = one_plus(name, x)
+    assert found.dtype == np.float32
+    assert np.abs(found / true - 1).max() < 6e-6
+    far = -np.concatenate([np.linspace(3.9, 30, 20001), np.logspace(1.4, 38, 2001)]).astype(np.float32)
+    assert np.all(one_plus(name, far) >= 0)
+    assert np.all(one_plus(name, far) <= [exact(float(v)) * 1.1 + 1e-12 if v > -300 else 0 for v in far])
+    special = one_plus(name, np.float32([np.inf, -np.inf, np.nan]))
+    assert special[0] == 2 and special[1] == 0 and np.isnan(special[2])
+
+
+def texts(fn, dtype: torch.dtype, count: int = 1) -> str:
+    """Generated kernels of ``fn`` on vectors of a type."""
+    args = [torch.empty(64, 256, dtype=dtype, device="meta") for _ in range(count)]
+    return "".join(k.text for k in compile_call(fn, args, {}, device_spec(90)).artifact("triton").kernels)
+
+
+@pytest.mark.parametrize(("approximate", "name"), [("none", "_one_plus_erf("), ("tanh", "_one_plus_tanh(")])
+def test_gelu_of_16_bit_types_takes_the_sum_as_one_function(approximate, name):
+    gelu = lambda v: torch.nn.functional.gelu(v, approximate=approximate)  # noqa: E731
+    for dtype in (torch.bfloat16, torch.float16):
+        assert name in texts(gelu, dtype)
+        assert "tl.erf(" not in texts(gelu, dtype)
+    assert name not in texts(gelu, torch.float32)
+
+
+def test_a_term_that_others_read_too_is_kept():
+    text = texts(lambda v: ((e := torch.erf(v.float())) + 1) * e, torch.bfloat16)
+    assert "tl.erf(" in text and "_one_plus_erf(" not in text
+    text = texts(lambda v: torch.erf(v.float()) + 2, torch.bfloat16)
+    assert "tl.erf(" in text and "_one_plus_erf(" not in text

@@ -267,6 +267,8 @@ def _free_tile(all_cols: int, loop_rows: int, square: bool, whole_loop: bool) ->
         width, why = min(next_power_of_two(cols), FREE_TILE // 2 // tall), "memory runs along rows"
     else:
         width = min(next_power_of_two(cols), MIN_TILE if loop_rows > 1 else FREE_TILE)
+        if cols > width and loop_rows > 1 and not whole_loop:  # as wide as leaves the fewest columns outside
+            width = min((width, width // 2, width // 4), key=lambda w: ceil_div(cols, w) * w)
         why = "columns spread over the grid" if cols > width and not whole_loop else "nothing is reduced"
     wide = is_open(all_cols) or cols > width
     rows = max(1, FREE_TILE // width // 2)

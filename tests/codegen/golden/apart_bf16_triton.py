@@ -18,6 +18,26 @@ def _exp(x):
 
 
 @triton.jit
+def _sigmoid(x):
+    """1 / (1 + e**-x) with the error of e**-x and of two roundings; below 2**-126 it is 0."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .f32 t; mul.f32 t, $1, 0fBFB8AA3B; ex2.approx.ftz.f32 t, t; add.f32 t, t, 0f3F800000; "
+        "rcp.approx.ftz.f32 $0, t; }",
+        "=f,f",
+        [x],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
+def _one_plus_tanh(x):
+    """1 + tanh(x) = 2 / (1 + e**(-2 x)), with the error of that power and of two roundings."""
+    return 2.0 * _sigmoid(2.0 * x)
+
+
+@triton.jit
 def _max(a, b):
     """The larger of two; NaN if either is NaN."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
@@ -214,8 +234,7 @@ def apart_bf16(
         cubic = x3 * 0.044715
         poly = x + cubic
         arg = poly * 0.7978845608028654
-        t = libdevice.tanh(arg)
-        t1 = t + 1.0
+        t1 = _one_plus_tanh(arg)
         half = x * 0.5
         y = half * t1
         y_out = y.to(tl.bfloat16)

@@ -1,12 +1,31 @@
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
 
 
 @triton.jit
 def _wait_for_kernel_before():
     """Wait until the kernel launched before this one has ended, and what it wrote can be read (sm_90 and later)."""
     tl.inline_asm_elementwise("griddepcontrol.wait;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def _sigmoid(x):
+    """1 / (1 + e**-x) with the error of e**-x and of two roundings; below 2**-126 it is 0."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .f32 t; mul.f32 t, $1, 0fBFB8AA3B; ex2.approx.ftz.f32 t, t; add.f32 t, t, 0f3F800000; "
+        "rcp.approx.ftz.f32 $0, t; }",
+        "=f,f",
+        [x],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
+def _one_plus_tanh(x):
+    """1 + tanh(x) = 2 / (1 + e**(-2 x)), with the error of that power and of two roundings."""
+    return 2.0 * _sigmoid(2.0 * x)
 
 
 @triton.jit
@@ -33,8 +52,7 @@ def gelu_bf16_150(
     cubic = x3 * 0.044715
     poly = x + cubic
     arg = poly * 0.7978845608028654
-    t = libdevice.tanh(arg)
-    t1 = t + 1.0
+    t1 = _one_plus_tanh(arg)
     half = x * 0.5
     y = half * t1
     y_out = y.to(tl.bfloat16)

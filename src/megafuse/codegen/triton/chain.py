@@ -14,6 +14,7 @@ from megafuse.codegen.dot_program import Matrices
 from megafuse.codegen.names import Namer
 from megafuse.codegen.program import ColReduce, Level, Load, Pass, Phase
 from megafuse.codegen.source import kernel_source
+from megafuse.codegen.triton.complement import complement
 from megafuse.codegen.triton.frame import ZERO, Definition, Frame, RunNames, buffer_name, grid_names, join_sum
 from megafuse.codegen.triton.head import kernel_head
 from megafuse.codegen.triton.helpers import imports_of, used_helpers
@@ -21,7 +22,7 @@ from megafuse.codegen.triton.loops import define_used, write_group
 from megafuse.codegen.triton.packed import pack
 from megafuse.codegen.triton.reductions import Running
 from megafuse.codegen.triton.statements import Body
-from megafuse.codegen.triton.values import HALVES, TYPES, Value, convert
+from megafuse.codegen.triton.values import TYPES, Value, convert, in_halves
 from megafuse.codegen.walk import Noted, has_cols, noted, reads, result_level, statements
 from megafuse.codegen.writer import Writer, join_tests
 from megafuse.core.dtypes import DType
@@ -35,10 +36,15 @@ _Key = tuple[object, ...]
 
 def print_chain(program: ChainProgram, *, assembly: bool = True) -> KernelSource:
     """``program`` as a Triton module with one kernel. ``assembly=False`` writes it for Triton's interpreter."""
-    stages = tuple(pack(s, _read_by_others(program, s)) if isinstance(s, Phase) else s for s in program.stages)
+    stages = tuple(_simplified(program, s) if isinstance(s, Phase) else s for s in program.stages)
     kernel = _Printer(replace(program, stages=stages)).run(waits=assembly)
     parts = [*used_helpers(kernel, assembly), kernel]
     return kernel_source(program, "triton", imports_of(parts), parts, waits=assembly)
+
+
+def _simplified(program: ChainProgram, phase: Phase) -> Phase:
+    others = _read_by_others(program, phase)
+    return pack(complement(phase, program.params, others), others)
 
 
 def _read_by_others(program: ChainProgram, phase: Phase) -> set[str]:
@@ -78,7 +84,7 @@ class _Printer:
         self.grid = grid_names(program.shell, self.namer)
         self.zero, self.first = self.namer.one("zero"), self.namer.one("first_row")
         self.share = self.namer.one("share")
-        fast = any(param.dtype in HALVES for param in program.params)
+        fast = in_halves(program.params)
         self.bodies: dict[_Key, Body] = {}
         values: dict[str, Value] = {}
         self.early: dict[_Key, Body] = {}  # for the rows of the next tile, which may be beyond the last

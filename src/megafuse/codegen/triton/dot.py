@@ -14,6 +14,7 @@ from megafuse.codegen.dot_program import PRODUCT, DotProgram
 from megafuse.codegen.names import Namer
 from megafuse.codegen.program import ColReduce, Level, Load, Store, TileProgram
 from megafuse.codegen.source import kernel_source
+from megafuse.codegen.triton.complement import complement
 from megafuse.codegen.triton.dot_access import Accesses, Place
 from megafuse.codegen.triton.frame import ZERO, Definition, Frame, GridNames, RunNames, buffer_name
 from megafuse.codegen.triton.head import kernel_head
@@ -22,7 +23,7 @@ from megafuse.codegen.triton.loops import define_used
 from megafuse.codegen.triton.packed import pack
 from megafuse.codegen.triton.reductions import col_reduce
 from megafuse.codegen.triton.statements import Body
-from megafuse.codegen.triton.values import HALVES, Value
+from megafuse.codegen.triton.values import Value, in_halves
 from megafuse.codegen.walk import affines, guards, noted, statements
 from megafuse.codegen.writer import Writer
 from megafuse.core.dtypes import DType
@@ -34,7 +35,11 @@ def print_dot(program: DotProgram, *, assembly: bool = True) -> KernelSource:
     ``assembly=False`` writes it for Triton's interpreter. Where descriptors are used, ``fallback`` is the same kernel
     with pointers alone, for older Tritons and for tensors that are not aligned.
     """
-    program = replace(program, epilogue=pack(program.epilogue), descriptors=program.descriptors and assembly)
+    program = replace(
+        program,
+        epilogue=pack(complement(program.epilogue, program.params)),
+        descriptors=program.descriptors and assembly,
+    )
     printer = _Printer(program)
     kernel = printer.run(waits=assembly)
     aligned = tuple(n for n, p in enumerate(program.params) if p.name in printer.accesses.described)
@@ -155,7 +160,7 @@ class _Printer:
         fixed = RunNames(phase.fixed, (self.place.problem,), uses, self.namer)
         grid = GridNames(self.place.problem, self.place.pid_m, self.place.pid_n, ())
         frame = Frame(shell, phase, fixed, grid, self.zero, self.namer)
-        body = Body(writer, frame, self.namer, any(param.dtype in HALVES for param in p.params))
+        body = Body(writer, frame, self.namer, in_halves(p.params))
         names = self._parts(writer)
         inner = writer.part()
         for part, name in enumerate(names):

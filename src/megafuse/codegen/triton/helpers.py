@@ -127,6 +127,35 @@ def _sigmoid(x):
         pack=1,
     )
 ''',
+    "_exp2": '''
+@triton.jit
+def _exp2(x):
+    """2**x with a relative error below 2**-22; below 2**-126 it is 0."""
+    return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+''',
+    "_one_plus_erf": '''
+@triton.jit
+def _one_plus_erf(x):
+    """1 + erf(x) = erfc(-x), where erfc(a) = 2**-(a * polynomial) for a >= 0 (minimax on 0 to 3.9).
+
+    From -3.9 on its relative error is below 6e-6, further down its error is below 1e-10.
+    """
+    a = tl.abs(x)
+    p = 1.967189382412471e-05
+    p = p * a - 0.00047843370703049004
+    p = p * a + 0.005188745446503162
+    p = p * a - 0.03383374214172363
+    p = p * a + 0.15234699845314026
+    p = p * a + 0.9171214699745178
+    tail = _exp2((p * a + 1.6280571222305298) * (-a))
+    return tl.where(x > 0, 2.0 - tail, tail)
+''',
+    "_one_plus_tanh": '''
+@triton.jit
+def _one_plus_tanh(x):
+    """1 + tanh(x) = 2 / (1 + e**(-2 x)), with the error of that power and of two roundings."""
+    return 2.0 * _sigmoid(2.0 * x)
+''',
     "_log1p_unit": '''
 @triton.jit
 def _log1p_unit(x):
@@ -320,6 +349,7 @@ def _sum_helper(count: int) -> str:
 HELPERS |= {f"_sum{count}": _sum_helper(count) for count in range(2, MOST_SUMS + 1)}
 _PLAIN = {
     "_exp": "tl.exp(x)",
+    "_exp2": "tl.exp2(x)",
     "_sigmoid": "1.0 / (1.0 + tl.exp(-x))",
     "_to_f16": "x.to(tl.float16)",
     "_to_bf16": "x.to(tl.bfloat16)",

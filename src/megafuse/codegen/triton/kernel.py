@@ -9,13 +9,14 @@ from megafuse.codegen.names import Namer
 from megafuse.codegen.program import Phase, TileProgram
 from megafuse.codegen.source import kernel_source
 from megafuse.codegen.triton.abreast import write_out
+from megafuse.codegen.triton.complement import complement
 from megafuse.codegen.triton.frame import ZERO, Definition, Frame, RunNames, buffer_name, grid_names
 from megafuse.codegen.triton.head import kernel_head
 from megafuse.codegen.triton.helpers import imports_of, used_helpers
 from megafuse.codegen.triton.loops import define_used, write_phase
 from megafuse.codegen.triton.packed import pack
 from megafuse.codegen.triton.statements import Body
-from megafuse.codegen.triton.values import HALVES
+from megafuse.codegen.triton.values import in_halves
 from megafuse.codegen.walk import affines, statements
 from megafuse.codegen.writer import Writer
 from megafuse.core.sizes import may_exceed
@@ -32,7 +33,7 @@ def print_tiles(program: TileProgram, *, assembly: bool = True) -> KernelSource:
     Raises:
         ValueError: the program asks for something that has no Triton form; the message names it.
     """
-    program = replace(program, phases=tuple(write_out(pack(phase)) for phase in program.phases))
+    program = replace(program, phases=tuple(write_out(pack(complement(p, program.params))) for p in program.phases))
     kernel = _kernel_text(program, assembly)
     parts = [*used_helpers(kernel, assembly), kernel]
     dims = tuple(dim.name for dim in program.dims)
@@ -89,7 +90,7 @@ def _phases(writer: Writer, program: TileProgram, namer: Namer, own: str = "") -
     uses = [index for phase in program.phases for node in statements(phase) for index in affines(node)]
     fixed = RunNames(program.phases[0].fixed, (grid.fixed,), uses, namer)
     zero = namer.one("zero")
-    fast = any(param.dtype in HALVES for param in program.params)
+    fast = in_halves(program.params)
     inner = writer.part()
     for number, phase in enumerate(program.phases):
         frame = Frame(program, phase, fixed, grid, zero, namer)

@@ -83,7 +83,10 @@ for _fn, _text in {
 for _fn in ("add", "sub", "mul"):
     TEMPLATES[_fn]["bf16"] = f"_{_fn}_bf16({{a}}, {{b}})"
 
-FAST = {"exp": "_exp({a})", "sigmoid": "_sigmoid({a})"}
+FAST = {
+    "exp": "_exp({a})", "sigmoid": "_sigmoid({a})",
+    "one_plus_erf": "_one_plus_erf({a})", "one_plus_tanh": "_one_plus_tanh({a})",  # made by ``complement``
+}  # fmt: skip
 FAST_UNIT = {"log1p": "_log1p_unit({a})"}  # of arguments from 0 to 1
 _BOUNDS = {("abs", ""): "positive", ("neg", "positive"): "negative", ("exp", "negative"): "unit"}
 CASTS_LITERALS = frozenset("add sub mul eq ne lt le gt ge and or xor shl shr where".split())  # beside an operand

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from megafuse.codegen.program import Level
+from megafuse.codegen.program import Level, Param
 from megafuse.core.dtypes import DType
 
 TYPES = {
@@ -107,3 +108,8 @@ def neutral(fn: str, dtype: DType) -> float | int:
         return 0 if fn == "max" else (1 if dtype is DType.BOOL else 255)
     half = 1 << (INT_BITS[dtype] - 1)
     return -half if fn == "max" else half - 1
+
+
+def in_halves(params: Iterable[Param]) -> bool:
+    """Whether a kernel reads or writes some 16-bit type: errors far below that type's rounding are allowed then."""
+    return any(param.dtype in HALVES for param in params)
