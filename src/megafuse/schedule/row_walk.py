@@ -10,12 +10,13 @@ from megafuse.core.sizes import divides, is_open, typical
 from megafuse.ir.graph import Node
 from megafuse.ir.index import Axis, Index, combine
 from megafuse.ir.trace import Trace
-from megafuse.schedule.registers import per_element, programs_per_sm, small_loads, two_rows_fit
+from megafuse.schedule.registers import per_element, programs_per_sm, small_loads, two_rows, two_rows_fit
 from megafuse.schedule.residency import short_run_axis, tile_loads
 from megafuse.schedule.tiling import MAX_PIECES, PIPELINE_BYTES, TileRequest, next_power_of_two
 from megafuse.schedule.types import Tile
 
 LEAST_ROWS = 8  # of a walk in which an odd row more costs little, and pairs leave a loop
+FEW_PROGRAMS = 2  # of an SM: they do not hide each other's exchanges
 ABREAST = 2  # four rows were slower in all kernels measured
 BRANCHING = frozenset({"div", "sin", "cos", "tan", "fmod", "remainder", "floordiv", "lgamma", "digamma"})
 IN_ACCESS = 8  # elements of 16 bits; wider runs of 8-bit values are not worth more registers
@@ -66,10 +67,11 @@ def rows_at_once(request: TileRequest, tile: Tile, device: DeviceSpec) -> Tile:
 def _abreast(request: TileRequest, tile: Tile, device: DeviceSpec) -> Tile:
     """``tile`` with two rows abreast, where a row has several reductions and nothing hides their exchanges.
 
-    That is so in a pipelined loop where an SM holds one program; without a pipeline, several programs hide them, and
-    two rows abreast were slower. A loop that leaves no sums and keeps no weights is none then, where it gathers in
-    short runs: programs are as short as can be, and the rows of one complete each other's sectors. The arithmetic of
-    two rows interleaves only where it has no branches: IEEE division and the reduction of large angles have some.
+    That is so in a pipelined loop where an SM holds one program or two, and as many of those with two rows; without a
+    pipeline, several programs hide them, and two rows abreast were slower. A loop that leaves no sums and keeps no
+    weights is none then, where it gathers in short runs: programs are as short as can be, and the rows of one complete
+    each other's sectors. The arithmetic of two rows interleaves only where it has no branches: IEEE division and the
+    reduction of large angles have some.
     """
     trace, elements = request.trace, sum(tile.pieces)
     reductions = sum(1 for i in trace.insts if i.kind == "reduce")
@@ -80,8 +82,10 @@ def _abreast(request: TileRequest, tile: Tile, device: DeviceSpec) -> Tile:
     loads = ABREAST * sum(i.dtype.size for i in tile_loads(trace)) * elements * tile.num_stages
     if not two_rows_fit(trace, request.fixed, elements, tile.num_warps, kept):
         return tile
-    alone = tile.num_stages > 1 and programs_per_sm(elements, each, tile.num_warps, device) == 1
-    if request.by_rows and alone and loads <= PIPELINE_BYTES and tile.rows_per_chunk >= LEAST_ROWS:
+    held = programs_per_sm(elements, each, tile.num_warps, device)
+    pairs = programs_per_sm(elements, two_rows(trace, request.fixed, kept), tile.num_warps, device)
+    few = tile.num_stages > 1 and held <= min(FEW_PROGRAMS, pairs)
+    if request.by_rows and few and loads <= PIPELINE_BYTES and tile.rows_per_chunk >= LEAST_ROWS:
         return replace(tile, abreast=ABREAST, rows_per_chunk=tile.rows_per_chunk + tile.rows_per_chunk % ABREAST)
     short = tile.num_stages == 1 and not tile.hoist and not request.by_rows and _short_runs(request)
     return replace(tile, abreast=ABREAST, rows_per_chunk=ABREAST) if short else tile
