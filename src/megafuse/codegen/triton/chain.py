@@ -14,11 +14,11 @@ from megafuse.codegen.dot_program import Matrices
 from megafuse.codegen.names import Namer
 from megafuse.codegen.program import ColReduce, Level, Load, Pass, Phase
 from megafuse.codegen.source import kernel_source
-from megafuse.codegen.triton.complement import complement
 from megafuse.codegen.triton.frame import ZERO, Definition, Frame, RunNames, buffer_name, grid_names, join_sum
 from megafuse.codegen.triton.head import kernel_head
 from megafuse.codegen.triton.helpers import imports_of, used_helpers
 from megafuse.codegen.triton.loops import define_used, write_group
+from megafuse.codegen.triton.narrow import narrow
 from megafuse.codegen.triton.packed import pack
 from megafuse.codegen.triton.reductions import Running
 from megafuse.codegen.triton.statements import Body
@@ -44,7 +44,7 @@ def print_chain(program: ChainProgram, *, assembly: bool = True) -> KernelSource
 
 def _simplified(program: ChainProgram, phase: Phase) -> Phase:
     others = _read_by_others(program, phase)
-    return pack(complement(phase, program.params, others), others)
+    return pack(narrow(phase, program.params, others), others)
 
 
 def _read_by_others(program: ChainProgram, phase: Phase) -> set[str]:

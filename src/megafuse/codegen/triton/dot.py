@@ -14,12 +14,12 @@ from megafuse.codegen.dot_program import PRODUCT, DotProgram
 from megafuse.codegen.names import Namer
 from megafuse.codegen.program import ColReduce, Level, Load, Store, TileProgram
 from megafuse.codegen.source import kernel_source
-from megafuse.codegen.triton.complement import complement
 from megafuse.codegen.triton.dot_access import Accesses, Place
 from megafuse.codegen.triton.frame import ZERO, Definition, Frame, GridNames, RunNames, buffer_name
 from megafuse.codegen.triton.head import kernel_head
 from megafuse.codegen.triton.helpers import imports_of, used_helpers
 from megafuse.codegen.triton.loops import define_used
+from megafuse.codegen.triton.narrow import narrow
 from megafuse.codegen.triton.packed import pack
 from megafuse.codegen.triton.reductions import col_reduce
 from megafuse.codegen.triton.statements import Body
@@ -37,7 +37,7 @@ def print_dot(program: DotProgram, *, assembly: bool = True) -> KernelSource:
     """
     program = replace(
         program,
-        epilogue=pack(complement(program.epilogue, program.params)),
+        epilogue=pack(narrow(program.epilogue, program.params)),
         descriptors=program.descriptors and assembly,
     )
     printer = _Printer(program)

@@ -9,11 +9,11 @@ from megafuse.codegen.names import Namer
 from megafuse.codegen.program import Phase, TileProgram
 from megafuse.codegen.source import kernel_source
 from megafuse.codegen.triton.abreast import write_out
-from megafuse.codegen.triton.complement import complement
 from megafuse.codegen.triton.frame import ZERO, Definition, Frame, RunNames, buffer_name, grid_names
 from megafuse.codegen.triton.head import kernel_head
 from megafuse.codegen.triton.helpers import imports_of, used_helpers
 from megafuse.codegen.triton.loops import define_used, write_phase
+from megafuse.codegen.triton.narrow import narrow
 from megafuse.codegen.triton.packed import pack
 from megafuse.codegen.triton.statements import Body
 from megafuse.codegen.triton.values import in_halves
@@ -33,7 +33,7 @@ def print_tiles(program: TileProgram, *, assembly: bool = True) -> KernelSource:
     Raises:
         ValueError: the program asks for something that has no Triton form; the message names it.
     """
-    program = replace(program, phases=tuple(write_out(pack(complement(p, program.params))) for p in program.phases))
+    program = replace(program, phases=tuple(write_out(pack(narrow(p, program.params))) for p in program.phases))
     kernel = _kernel_text(program, assembly)
     parts = [*used_helpers(kernel, assembly), kernel]
     dims = tuple(dim.name for dim in program.dims)

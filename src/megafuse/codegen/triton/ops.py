@@ -6,7 +6,7 @@ A template is looked up by the kind of its arguments, most special first: the ty
 * fp32 division and square root are IEEE (``div_rn``, ``sqrt_rn``); Triton's ``/`` and ``tl.sqrt`` are approximate;
 * ``tl.log``, ``tl.sin``, ``tl.erf`` and the like compile to libdevice, an ulp or two of fp32;
 * ``tl.exp`` is one ``ex2.approx`` of ``x * log2(e)``, whose relative error grows to ``|x| * 2**-24``: used where a
-  16-bit type is in play (``FAST``), and libdevice's two-step reduction otherwise;
+  16-bit type is in play (``FAST``; ``narrow`` makes further forms), and libdevice's two-step reduction otherwise;
 * ``_rsqrt`` is ``rsqrt.approx`` in fp32, as CUDA's own ``rsqrtf`` is; fp64 divides by the exact root;
 * Triton links libdevice for flushing subnormal fp32 numbers to 0: where that is seen, helpers go round it
   (docs/numerics.md lists what is left);
@@ -85,10 +85,13 @@ for _fn in ("add", "sub", "mul"):
 
 FAST = {
     "exp": "_exp({a})", "sigmoid": "_sigmoid({a})",
-    "one_plus_erf": "_one_plus_erf({a})", "one_plus_tanh": "_one_plus_tanh({a})",  # made by ``complement``
+    "near_tanh": "_tanh({a})", "near_div": "{a} / {b}",  # made by ``narrow``, as those below
+    "one_plus_erf": "_one_plus_erf({a})", "one_plus_tanh": "_one_plus_tanh({a})",
 }  # fmt: skip
-FAST_UNIT = {"log1p": "_log1p_unit({a})"}  # of arguments from 0 to 1
+FAST_OF = {("log1p", "unit"): "_log1p_unit({a})", ("near_log1p", "unit"): "_log1p_unit({a})"}
+FAST_OF["near_log1p", "positive"] = "_log1p_positive({a})"
 _BOUNDS = {("abs", ""): "positive", ("neg", "positive"): "negative", ("exp", "negative"): "unit"}
+_BOUNDS |= {("exp", of): "positive" for of in ("", "positive", "unit")}
 CASTS_LITERALS = frozenset("add sub mul eq ne lt le gt ge and or xor shl shr where".split())  # beside an operand
 
 
@@ -105,11 +108,11 @@ def template(fn: str, dtype: DType, fast: bool, argument: str = "") -> str:
     Raises:
         ValueError: ``fn`` is not defined on this type.
     """
-    if fast and dtype is DType.F32 and argument == "unit" and fn in FAST_UNIT:
-        return FAST_UNIT[fn]
+    if fast and dtype is DType.F32 and (fn, argument) in FAST_OF:
+        return FAST_OF[fn, argument]
     if fast and dtype is DType.F32 and fn in FAST:
         return FAST[fn]
-    variants = TEMPLATES[fn]
+    variants = TEMPLATES[fn.removeprefix("near_")]
     for kind in (dtype.value, "float" if dtype.is_float else "int", "any"):
         if kind in variants:
             return variants[kind]
