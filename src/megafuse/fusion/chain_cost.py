@@ -3,7 +3,8 @@
 ``time = launch + start + dots * latency + memory + arithmetic (+ launch + partial sums)``. Memory: each external row
 once, matrices, what is stored. Arithmetic: products and sums over the rows at the shares of the device's rate that
 tiles in registers reach, the maps' results, and what is stored in passing. In one program these overlap little, so they
-are added up; but for a chain of nothing but sums, whose rows go to shared memory ahead of the products. Latency: what the dependent products of one row tile take, once.
+are added up; but for a chain of nothing but sums, whose rows go to shared memory ahead of the products. Latency: what
+the dependent products of one row tile take, once.
 
 The constants are fitted to timings on one H200 that are not kept as records (GPU time in CUDA graphs; width 128,
 fp16, three to five layers with softplus, 64 to 2**20 rows; with it three odd layers of bf16 and three tiny ones of

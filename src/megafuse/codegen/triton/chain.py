@@ -95,6 +95,12 @@ class _Printer:
         self.edges: dict[int, str] = {}
         self.running: dict[str, Running] = {}
         self.sums: dict[str, str] = {}
+        self.masked = {  # what is 0 beyond the last row as it was loaded
+            s.dst
+            for p in program.phases
+            for s in statements(p)
+            if isinstance(s, Load) and s.level is Level.TILE and not s.other
+        }
 
     def run(self, *, waits: bool) -> str:
         """The kernel's text."""
@@ -351,7 +357,9 @@ class _Printer:
     def _summed(self, name: str, stage: RowSums, width: int) -> str:
         """A row value as an operand of a sum over rows: rows beyond the last are 0; columns beyond are not stored."""
         text = self._operand(name, width, stage.dtype, cleared=False)
-        return f"tl.where({self.frame.row_mask}, {text}, 0.0)" if self.frame.ragged else text
+        if not self.frame.ragged or name in self.masked:
+            return text
+        return f"tl.where({self.frame.row_mask}, {text}, 0.0)"
 
     def _store(self, stage: RowSums, after: Writer, owned: str = "") -> None:
         target, (chunk, *steps) = stage.target, stage.target.strides
