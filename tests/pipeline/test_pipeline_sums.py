@@ -78,7 +78,22 @@ def test_sums_stay_with_the_library_where_that_is_predicted_to_be_faster(monkeyp
     assert sum(isinstance(c, DotCall) for c in compiled.step.backward) == 1
 
 
-@pytest.mark.parametrize(("rows", "widths"), [(150, (24, 40, 20)), (128, (16, 16, 16, 16)), (77, (33, 5, 64, 7))])
+def test_sums_of_rows_that_are_no_whole_accesses_stay_with_the_library() -> None:
+    assert alone(planned(65536, 128, 128, 128, 128))
+    assert not alone(planned(65536, 125, 125, 125, 125))
+
+
+@pytest.mark.parametrize("rows", [65536, 65535])
+def test_values_lie_by_rows_where_their_columns_would_not_start_at_whole_accesses(rows: int) -> None:
+    compiled = planned(rows, 128, 128, 128, 128, grad=False)
+    (chain,) = alone(compiled)
+    (kernel,) = [k for k in compiled.step.kernels if k.chain and not k.chain.rules.turns and k.chain.rules.sums]
+    made = [b for b in compiled.step.buffers if b.name in kernel.reads and b.kind == "temp"]
+    assert [b.strides for b in made] == [(1, rows) if rows % 8 == 0 else (128, 1)]
+    assert chain.rows == rows
+
+
+@pytest.mark.parametrize(("rows", "widths"), [(150, (24, 40, 24)), (128, (16, 16, 16, 16)), (77, (32, 8, 64, 72))])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_sums_alone_are_right(
     rows: int, widths: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch

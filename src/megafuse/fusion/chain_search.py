@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from megafuse.core.device import DeviceSpec
+from megafuse.core.device import ACCESS_BYTES, DeviceSpec
 from megafuse.fusion.anchors import Anchors
 from megafuse.fusion.chain import MOST_WIDTH, Finder, Member, chain_rows, make_chain, ordered
 from megafuse.fusion.chain_cost import (
@@ -84,16 +84,21 @@ def _forms(
 def _of_sums(finder: Finder, sums: Sequence[Member], device: DeviceSpec, tf32: bool) -> Iterator[Chain]:
     """Chains of nothing but sums over the rows, as many in each as a program can hold.
 
-    Sums stay with the library where that is predicted to be faster, and of fp32 values, for which matrix units are not
-    trusted.
+    Sums stay with the library where that is predicted to be faster; of fp32 values, for which matrix units are not
+    trusted; and of rows that are no whole accesses of memory, which cannot be loaded ahead.
     """
-    held = [m for m in sums if m.node.dtype in HALVES and sums_bytes(m.node) <= MOST_SUMS_BYTES]
+    held = [m for m in sums if _streams(m.node) and sums_bytes(m.node) <= MOST_SUMS_BYTES]
     while held:
         count = _fitting(held)
         chain, held = make_chain(finder.rows, held[:count], (), False), held[count:]
         library = library_seconds([s.node for s in chain.dots], device, tf32)
         if chain_seconds(chain, finder.memory, device, ()) < library:
             yield chain
+
+
+def _streams(dot: Node) -> bool:
+    """Whether the rows of its operands can go to shared memory, and from there to matrix units."""
+    return dot.dtype in HALVES and all(n * dot.dtype.size % ACCESS_BYTES == 0 for n in dot.shape[1:])
 
 
 def _fitting(sums: Sequence[Member]) -> int:
