@@ -140,7 +140,7 @@ def chains(dtype: DType) -> Iterator[Chain]:
         yield Chain(f"chain_rows_shared_{t}", dtype, 5, (12, 16, 9), 1, 1, shares=2)
 
 
-def sums_alone(dtype: DType, rows: int) -> Case:
+def sums_alone(dtype: DType, rows: int, last_first: bool) -> Case:
     """Nothing but ``x^T @ g`` over the rows, which are loaded ahead; ``g`` lies by columns."""
     name, k, n, row_tile, chunk = f"chain_sums_{rows}_{dtype.value}", 20, 33, 16, 48
     params = (
@@ -156,7 +156,8 @@ def sums_alone(dtype: DType, rows: int) -> Case:
         for part, w in ((left, k), (right, n))
     )
     sums = RowSums("sums0", "x_v1", "g_v1", k, n, Matrices("dw", (k * n, n, 1)), dtype)
-    program = ChainProgram(name, ("Sums alone.",), params, (*phases, sums), num_warps=4, num_stages=3)
+    stages = (*phases, sums)
+    program = ChainProgram(name, ("Sums alone.",), params, stages, 4, num_stages=3, last_first=last_first)
     inputs = {a: rng(name + a).integers(-3, 4, s).astype(NP[dtype]) for a, s in (("x", (rows, k)), ("g", (n, rows)))}
     cuts = range(chunk, rows, chunk)
     parts = zip(np.split(wide(inputs["x"]), cuts), np.split(wide(inputs["g"]).T, cuts), strict=True)
@@ -165,4 +166,6 @@ def sums_alone(dtype: DType, rows: int) -> Case:
 
 def chain_cases(dtype: DType) -> list[Case]:
     """All of them, as cases."""
-    return [chain.case() for chain in chains(dtype)] + [sums_alone(dtype, rows) for rows in (96, 100)]
+    return [chain.case() for chain in chains(dtype)] + [
+        sums_alone(dtype, rows, last_first) for rows, last_first in ((96, False), (100, True), (112, True))
+    ]

@@ -61,6 +61,12 @@ def test_all_sums_of_a_step_are_added_up_in_one_launch(rows: int) -> None:
     assert len(counts) == 1, "as many programs leave sums in either kernel"
 
 
+@pytest.mark.parametrize(("rows", "expected"), [(65536, True), (8192, False)])
+def test_sums_start_where_the_chain_before_left_off_if_the_cache_does_not_hold_all(rows: int, expected: bool) -> None:
+    compiled = planned(rows, 128, 128, 128, 128)
+    assert [k.last_first for k in compiled.step.kernels if k.chain] == [False, False, expected]
+
+
 def test_deeper_networks_put_as_many_sums_into_a_kernel_as_it_holds() -> None:
     assert [len(c.dots) for c in alone(planned(65536, *[128] * 6))] == [2, 1]
 
@@ -87,7 +93,7 @@ def test_sums_of_rows_that_are_no_whole_accesses_stay_with_the_library() -> None
 def test_values_lie_by_rows_where_their_columns_would_not_start_at_whole_accesses(rows: int) -> None:
     compiled = planned(rows, 128, 128, 128, 128, grad=False)
     (chain,) = alone(compiled)
-    (kernel,) = [k for k in compiled.step.kernels if k.chain and not k.chain.rules.turns and k.chain.rules.sums]
+    (kernel,) = [k for k in compiled.step.kernels if k.chain and k.chain.rules.streamed]
     made = [b for b in compiled.step.buffers if b.name in kernel.reads and b.kind == "temp"]
     assert [b.strides for b in made] == [(1, rows) if rows % 8 == 0 else (128, 1)]
     assert chain.rows == rows

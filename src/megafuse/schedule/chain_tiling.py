@@ -109,6 +109,7 @@ def chain_rules(request: ChainRequest, heuristic: ChainTile, device: DeviceSpec)
         unit=UNIT,
         sms=device.sms,
         most_shares=max(1, request.products),
+        streamed=request.streamed,
     )
 
 

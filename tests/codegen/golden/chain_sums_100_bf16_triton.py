@@ -17,7 +17,8 @@ def chain_sums_100_bf16(
 ):
     """Sums alone.
 
-    Sums over all rows: 20 x 33. 3 programs; tiles of 16 of 100 rows (48 a program); num_warps=4, num_stages=3.
+    Sums over all rows: 20 x 33. 3 programs; tiles of 16 of 100 rows (48 a program), the last rows first; num_warps=4,
+    num_stages=3.
     """
     if early:
         _wait_for_kernel_before()
@@ -29,7 +30,8 @@ def chain_sums_100_bf16(
     offs_32 = tl.arange(0, 32)
     offs_64 = tl.arange(0, 64)
     sums0 = tl.zeros((32, 64), tl.float32)
-    for first_row in tl.range(0, 48, 16, num_stages=3):
+    for step in tl.range(0, 48, 16, num_stages=3):
+        first_row = 32 - step
         row = chunk * 48 + first_row + tl.arange(0, 16)[:, None]
         row_mask = row < 100
         x_v1 = tl.load(x_ptr + row * 20 + col, mask=row_mask & col_mask, other=0.0)

@@ -116,7 +116,7 @@ class _Printer:
         text = f"Rows times matrices: {', '.join(widths)}. " * bool(widths)
         text += f"Sums over all rows: {', '.join(sums)}. " * bool(sums)
         walk = f" ({first.rows_per_chunk} a program)" * (first.rows_per_chunk != first.row_tile)
-        turned = ", columns first" * p.turned
+        turned = ", columns first" * p.turned + ", the last rows first" * p.last_first
         shared = f" x {p.shares} programs, each of which stores some sums"
         text += f"{p.chunks}{' programs' if p.shares == 1 else shared}; "
         text += f"tiles of {first.row_tile} of {first.loop_size} rows{walk}{turned}; "
@@ -172,7 +172,10 @@ class _Printer:
         columns += [Definition(name, f"tl.arange(0, {width})") for width, name in self.edges.items()]
         rows = self._rows(self.bodies, self.first * self.frame.looped)
         start, following = self._rows(self.early, ""), self._rows(self.early, f"{self.first} + {self.program.row_tile}")
-        head = f"for {self.first} in {self._range()}:"
+        step = self.namer.one("step") if self.program.last_first else self.first
+        if self.program.last_first:
+            rows = [Definition(self.first, f"{self._end(self.program.row_tile)} - {step}"), *rows]
+        head = f"for {step} in {self._range()}:"
         texts += head + str(rows) + str(following)
         own = [Definition(self.zero, ZERO), Definition(self.share, "tl.program_id(1)")]
         define_used(writer, [*self.grid.definitions, *own, *columns], texts)
@@ -200,13 +203,17 @@ class _Printer:
         return list(dict.fromkeys(d for b in bodies.values() for d in b.frame.row_definitions(first)))
 
     def _range(self) -> str:
-        """The walk; where tiles divide the rows it ends at the last, and no tile needs a mask."""
-        frame, phase = self.frame, self.frame.phase
-        end = str(frame.chunk_rows)
-        if not frame.ragged and frame.chunks * frame.chunk_rows > phase.loop_size:
-            end = f"min({end}, {phase.loop_size} - {frame.chunk} * {end})"
-        step, stages = f"0, {end}, {self.program.row_tile}", self.program.num_stages
+        """The walk."""
+        step, stages = f"0, {self._end()}, {self.program.row_tile}", self.program.num_stages
         return f"tl.range({step}, num_stages={stages})" if stages > 1 else f"range({step})"
+
+    def _end(self, less: int = 0) -> str:
+        """Rows that the walk takes, ``less`` some; where tiles divide the rows it ends at the last, without masks."""
+        frame, phase = self.frame, self.frame.phase
+        rows = frame.chunk_rows
+        if not frame.ragged and frame.chunks * rows > phase.loop_size:
+            return f"min({rows - less}, {phase.loop_size - less} - {frame.chunk} * {rows})"
+        return str(rows - less)
 
     def _start(self, before: Writer) -> None:
         """Sums of nothing, before the walk."""
