@@ -14,6 +14,7 @@ from megafuse.core.device import device_spec
 from megafuse.fusion import chain_search, planner
 from megafuse.fusion.epilogue import DotRule
 from megafuse.ir.chain import Chain, only_sums
+from megafuse.schedule.tiling import ADDED, ADDING_WARPS, FULL_GRID, MIN_ROW_RUN
 from megafuse.schedule.types import DotCall, KernelSchedule
 from pipeline_helpers import check_few, compiled_of
 
@@ -115,3 +116,16 @@ def test_sums_alone_are_right(
     fused = megafuse.fuse(module, x, target="interpret")
     assert len(alone(compiled_of(fused))) >= len(widths) - 2
     check_few(module, x, fused=fused)
+
+
+@pytest.mark.parametrize("rows", [4096, 20000, 65536, 100_001])
+def test_what_adds_up_partial_sums_has_tall_tiles_and_few_warps(rows: int) -> None:
+    """So tall that threads have their accesses, unless programs would be too few; a sector of rows at least."""
+    for kernel in finishers(planned(rows, 128, 128, 128, 128)):
+        assert kernel.num_warps <= ADDING_WARPS
+        for phase in kernel.phases:
+            space, rows_of_tile = phase.trace.nest.space, phase.tile.row_tile
+            loaded = rows_of_tile * space.num_cols * len(phase.trace.loads())
+            assert loaded <= ADDED and rows_of_tile >= MIN_ROW_RUN
+            few = space.num_rows < 2 * FULL_GRID * rows_of_tile
+            assert few or rows_of_tile == MIN_ROW_RUN or 2 * loaded > ADDED
