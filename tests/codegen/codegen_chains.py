@@ -140,6 +140,32 @@ def chains(dtype: DType) -> Iterator[Chain]:
         yield Chain(f"chain_rows_shared_{t}", dtype, 5, (12, 16, 9), 1, 1, shares=2)
 
 
+def sums_alone(dtype: DType, rows: int, last_first: bool) -> Case:
+    """Nothing but ``x^T @ g`` over the rows, which are loaded ahead; ``g`` lies by columns."""
+    name, k, n, row_tile, chunk = f"chain_sums_{rows}_{dtype.value}", 20, 33, 16, 48
+    params = (
+        param("x", dtype, (rows, k)),
+        param("g", dtype, (n, rows)),
+        param("dw", F32, (-(-rows // chunk), k, n), written=True),
+    )
+    left, right = Block(), Block()
+    left.items.append(Load("x_v1", "x", index(r=k, c=1), TILE, dtype))
+    right.items.append(Load("g_v1", "g", index(r=1, c=rows), TILE, dtype))
+    phases = (
+        Phase("phase", (), (Axis("r", rows),), (Axis("c", w),), row_tile, chunk, part.done(), (block(w),))
+        for part, w in ((left, k), (right, n))
+    )
+    sums = RowSums("sums0", "x_v1", "g_v1", k, n, Matrices("dw", (k * n, n, 1)), dtype)
+    stages = (*phases, sums)
+    program = ChainProgram(name, ("Sums alone.",), params, stages, 4, num_stages=3, last_first=last_first)
+    inputs = {a: rng(name + a).integers(-3, 4, s).astype(NP[dtype]) for a, s in (("x", (rows, k)), ("g", (n, rows)))}
+    cuts = range(chunk, rows, chunk)
+    parts = zip(np.split(wide(inputs["x"]), cuts), np.split(wide(inputs["g"]).T, cuts), strict=True)
+    return Case(name, program, inputs, {"dw": np.stack([a.T @ b for a, b in parts])}, EXACT)  # type: ignore[arg-type]
+
+
 def chain_cases(dtype: DType) -> list[Case]:
     """All of them, as cases."""
-    return [chain.case() for chain in chains(dtype)]
+    return [chain.case() for chain in chains(dtype)] + [
+        sums_alone(dtype, rows, last_first) for rows, last_first in ((96, False), (100, True), (112, True))
+    ]

@@ -53,6 +53,7 @@ NAMES = (
     "dot_odd_f32",
     "chain_odd_bf16",
     "chain_shared_bf16",
+    "chain_sums_100_bf16",
     "chain_rows_f32",
 )
 PRINTERS = {"triton": print_triton, "numpy": print_numpy}

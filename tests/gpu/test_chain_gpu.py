@@ -16,10 +16,12 @@ import megafuse
 from megafuse.api import engine_of
 from megafuse.core.device import DeviceSpec
 from megafuse.fusion import chain_search, planner
+from megafuse.ir.chain import only_sums
 from megafuse.runtime.shim import triton_version
 from megafuse.schedule import chains as chain_schedule
 from megafuse.schedule.chain_tile import ChainTile
 from megafuse.schedule.chain_tiling import ChainRequest
+from megafuse.schedule.types import DotCall
 from megafuse.validate import check
 
 pytestmark = pytest.mark.gpu
@@ -35,6 +37,8 @@ NETWORKS: dict[str, tuple[list[int], bool, Callable[[], nn.Module], Shape]] = {
     "wide": ([256, 200, 256], True, nn.GELU, (700,)),
     "batched": ([64, 64, 64], True, nn.ELU, (3, 7, 33)),
     "many_rows": ([32, 64, 32], True, nn.ReLU, (70001,)),
+    "sums_alone": ([128] * 4, True, nn.Softplus, (20001,)),
+    "sums_of_whole_tiles": ([64, 128, 128, 72], True, nn.ReLU, (65536,)),
     "few_rows": ([128] * 4, False, nn.Softplus, (2,)),
     "thirty": ([64] * 31, False, nn.Tanh, (256,)),
 }
@@ -113,12 +117,23 @@ def test_rows_that_are_not_numbers_stay_in_their_rows() -> None:
     assert int((~got.isfinite()).any(1).sum()) <= 2
 
 
-def test_every_run_gives_the_same_bits() -> None:
-    module, x = make("deep", torch.float16)
+@pytest.mark.parametrize("name", ["deep", "sums_alone", "sums_of_whole_tiles"])
+def test_every_run_gives_the_same_bits(name: str) -> None:
+    module, x = make(name, torch.float16)
     fused = megafuse.fuse(module, x, tune=False)
     upstream = torch.randn_like(module(x))
     runs = [torch.autograd.grad(fused(x), [x, *module.parameters()], upstream) for _ in range(4)]
     assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(runs[0], run, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sums_that_a_chain_leaves_out_need_no_library(dtype: torch.dtype) -> None:
+    module, x = make("sums_alone", dtype)
+    fused = megafuse.fuse(module, x, tune=False)
+    (made,) = [b.compiled for b in engine_of(fused).bindings if b.compiled is not None]
+    assert any(only_sums(c) for c in made.cover.chains)
+    assert not any(isinstance(c, DotCall) for c in made.step.backward)
+    check(module, x, fused=fused).raise_if_failed()
 
 
 def test_steps_are_captured_by_cuda_graphs() -> None:

@@ -122,3 +122,19 @@ def test_chains_of_few_rows_are_turned_without_sums_too() -> None:
         (chain,) = compile_call(module, (x,), {}, DEVICE, dots=dot_rule("library")).cover.chains
         assert turned(chain, DEVICE) is expected
         assert not turned(chain, replace(DEVICE, narrow_tiles=False))
+
+
+@pytest.mark.parametrize("rows", [100, 8449, 65536, 100_001, 1 << 20])
+@pytest.mark.parametrize("widths", [(128, 128), (128, 256), (16, 16)])
+def test_sums_alone_are_loaded_ahead_by_as_many_programs_as_other_chains_with_sums(
+    rows: int, widths: tuple[int, int]
+) -> None:
+    loaded = 2 * sum(map(block, widths))
+    asked = ChainRequest(rows, widths, (), (widths,), DType.F16, False, loaded, products=1, streamed=True)
+    tile = choose_chain_tile(asked, DEVICE)
+    assert chain_rules(asked, tile, DEVICE).problem(tile) == ""
+    assert tile.num_stages * tile.rows * loaded <= DEVICE.shared_per_block
+    assert (tile.num_stages > 1) == (rows > tile.rows * DEVICE.sms)
+    held = replace(request(rows, 128, 128, 128, sums=True), turned=True)
+    same = choose_chain_tile(held, DEVICE)
+    assert same.rows < 64 or same.rows_per_chunk == tile.rows_per_chunk

@@ -135,11 +135,14 @@ def test_finishers_of_kernels_that_are_tuned_share_a_launch_but_to_be_measured()
     assert {k.finishes for k in alone.kernels if k.finishes} == keys == {k.key for k in alone.kernels if not k.finishes}
 
 
-def test_a_large_finisher_of_a_shared_kernel_is_a_kernel_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_finishers_share_a_launch_up_to_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a shared kernel are kernels like others where they do not fit."""
     small = launches.is_small
     monkeypatch.setattr(
         launches, "is_small", lambda w, kernel, device: not kernel.finishes and small(w, kernel, device)
     )
+    assert parts(step_of(sums(2048, 64, 2))) == [2, 2]
+    monkeypatch.setattr(launches, "MOST_SUMMED", 0)
     step = step_of(sums(2048, 64, 2))
     assert parts(step) == [2, 1, 1]
     assert all(k.key and not k.finishes for k in step.kernels[1:])

@@ -112,6 +112,7 @@ class _ChainLowering:
             turned=tile.turned,
             early=tile.early,
             shares=tile.shares,
+            last_first=kernel.last_first,
         )
 
     def _phase(self, at: int, schedule: PhaseSchedule) -> None:

@@ -69,7 +69,8 @@ class ChainProgram:
     ``turned``: printers that hold tiles as blocks make them ``[columns, rows]``. ``early``: they load the rows of the
     next tile before they work on the present one. ``shares``: programs that run the stages of the same chunk, which is
     one row tile; each stores some of the ``RowSums``, in order, and the last stores what phases store. ``tf32``:
-    fp32 operands are rounded to TF32; else they are multiplied as they are.
+    fp32 operands are rounded to TF32; else they are multiplied as they are. ``last_first``: programs walk from the last
+    of their rows to the first.
     """
 
     name: str
@@ -83,6 +84,7 @@ class ChainProgram:
     early: bool = False
     shares: int = 1
     tf32: bool = False
+    last_first: bool = False
 
     def __post_init__(self) -> None:
         first = self.phases[0]
@@ -97,6 +99,8 @@ class ChainProgram:
                 raise VerifyError(f"{self.name}: phase {phase.title!r} does not hold its columns in one piece")
         if self.shares > 1 and first.rows_per_chunk != first.row_tile:
             raise VerifyError(f"{self.name}: programs that walk several row tiles share none")
+        if self.last_first and self.early:
+            raise VerifyError(f"{self.name}: rows are loaded ahead of a walk from the first row to the last")
         self._check_names()
 
     def _check_names(self) -> None:
@@ -180,6 +184,7 @@ def flat_chain(program: ChainProgram) -> ChainProgram:
         early=False,
         shares=1,
         tf32=False,
+        last_first=False,
     )
 
 

@@ -294,7 +294,7 @@ class PhaseLowering:
                 target.dtype,
             )
         passing = self._passes(target.index.axes)
-        return Store(target.buffer, target.index, self.operand(inst), self.level(inst), target.guards, passing=passing)
+        return Store(target.buffer, target.index, self.operand(inst), self.level(inst), passing=passing)
 
     def _reread(self) -> set[Inst]:
         """Loads of values of which other loads of the walk touch the same elements."""

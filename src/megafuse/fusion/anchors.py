@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from megafuse.core.sizes import typical
+from megafuse.core.device import ACCESS_BYTES
+from megafuse.core.sizes import is_open, typical
 from megafuse.ir.graph import Graph, Node, contiguous_strides
 from megafuse.ir.nest import Anchor
 from megafuse.ir.trace import Memory
@@ -110,7 +111,11 @@ def _choose_dot_layout(anchors: Anchors, node: Node, dot: Node, strides: tuple[i
 
 
 def _anchor_operand(anchors: Anchors, node: Node) -> None:
-    """An operand of a library call may be any strided view."""
+    """An operand of a library call may be any strided view.
+
+    A computed value is laid out for its first such reader; by rows, though, where its columns would not start at whole
+    accesses of memory: the library takes a matrix either way.
+    """
     base = view_base(node)
     if isinstance(base.attrs, Const | Iota):
         _anchor(anchors, node, contiguous_strides(node.shape))
@@ -119,7 +124,26 @@ def _anchor_operand(anchors: Anchors, node: Node) -> None:
         if strided_view(node, anchors.strides(base)) is None:
             _anchor(anchors, node, contiguous_strides(node.shape))
         return
+    plain = contiguous_strides(base.shape)
+    view = strided_view(node, plain)
+    turned = view is not None and _is_turned(node, view.strides) and _whole_lines(view.strides[-1], node)
+    if turned and not _whole_lines(node.shape[-1], node):
+        _anchor(anchors, base, plain)
+        return
     _anchor_value(anchors, node, base, contiguous_strides(node.shape))
+
+
+def _is_turned(node: Node, strides: Sequence[int]) -> bool:
+    """Whether ``strides`` lay ``node`` out as matrices one after the other, each by columns."""
+    if len(node.shape) < 2:
+        return False
+    *outer, rows, cols = contiguous_strides((*node.shape[:-2], node.shape[-1], node.shape[-2]))
+    return same_strides(node.shape, strides, (*outer, cols, rows))
+
+
+def _whole_lines(length: int, node: Node) -> bool:
+    """Whether lines of so many elements are whole accesses; taken to be so of an open number."""
+    return is_open(length) or length * node.dtype.size % ACCESS_BYTES == 0
 
 
 def _anchor_table(anchors: Anchors, gather: Node) -> None:

@@ -3,7 +3,8 @@
 ``time = launch + start + dots * latency + memory + arithmetic (+ launch + partial sums)``. Memory: each external row
 once, matrices, what is stored. Arithmetic: products and sums over the rows at the shares of the device's rate that
 tiles in registers reach, the maps' results, and what is stored in passing. In one program these overlap little, so they
-are added up. Latency: what the dependent products of one row tile take, once.
+are added up; but for a chain of nothing but sums, whose rows go to shared memory ahead of the products. Latency: what
+the dependent products of one row tile take, once.
 
 The constants are fitted to timings on one H200 that are not kept as records (GPU time in CUDA graphs; width 128,
 fp16, three to five layers with softplus, 64 to 2**20 rows; with it three odd layers of bf16 and three tiny ones of
@@ -30,6 +31,7 @@ from megafuse.ir.chain import (
     made_by,
     matrices_of,
     nests_of,
+    only_sums,
     turned,
     turned_rows,
 )
@@ -62,15 +64,29 @@ def chain_seconds(chain: Chain, memory: Memory, device: DeviceSpec, stored: Coll
     seen |= {memory_of(n, memory) for s in chain.stages for n in matrices_of(s)}
     written = [made_by(s).type for s in chain.stages if made_by(s) in stored and s not in sums]
     moved = bytes_of(seen, traces.values()) + sum(t.nbytes for t in written)
-    whole = turned(chain, device)
-    few = not whole and (sums or chain.rows <= TYPICAL_ROWS * device.sms // 2)
-    tile = turned_rows(chain.rows, bool(sums), device) if whole else TYPICAL_ROWS // 2 if few else TYPICAL_ROWS
-    programs = min(device.sms, ceil_div(chain.rows, tile))
-    work = _work(chain, traces, device) * (TURNED if whole else 1.0) + sum(t.nbytes for t in written) / 2 / STORE_RATE
-    walk = START + LATENCY * len(chain.dots) + moved / device.dram_bandwidth + work * device.sms / programs
+    programs = min(device.sms, ceil_div(chain.rows, _tile_rows(chain, device)))
+    walk, memory_seconds = START + LATENCY * len(chain.dots), moved / device.dram_bandwidth
+    if only_sums(chain):
+        flops = sum(dot_flops(s.node) for s in chain.dots)
+        walk += max(memory_seconds, flops / dot_rate(chain, device) * device.sms / programs)
+    else:
+        work = _work(chain, traces, device) * (TURNED if turned(chain, device) else 1.0)
+        work += sum(t.nbytes for t in written) / 2 / STORE_RATE
+        walk += memory_seconds + work * device.sms / programs
     partial = sum(made_by(s).type.numel * 4 * 2 * programs for s in sums)
     finish = device.launch_seconds + partial / device.l2_bandwidth if sums and programs > 1 else 0.0
     return device.launch_seconds + walk + finish
+
+
+def _tile_rows(chain: Chain, device: DeviceSpec) -> int:
+    """Rows of its tiles, about."""
+    sums = any(map(is_sum, chain.stages))
+    if only_sums(chain):
+        return TYPICAL_ROWS
+    if turned(chain, device):
+        return turned_rows(chain.rows, sums, device)
+    few = sums or chain.rows <= TYPICAL_ROWS * device.sms // 2
+    return TYPICAL_ROWS // 2 if few else TYPICAL_ROWS
 
 
 def _work(chain: Chain, traces: Mapping[Nest, Trace], device: DeviceSpec) -> float:

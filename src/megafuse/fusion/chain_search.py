@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from megafuse.core.device import DeviceSpec
+from megafuse.core.device import ACCESS_BYTES, DeviceSpec
 from megafuse.fusion.anchors import Anchors
 from megafuse.fusion.chain import MOST_WIDTH, Finder, Member, chain_rows, make_chain, ordered
-from megafuse.fusion.chain_cost import MOST_SUMS_BYTES, chain_seconds, replaced_seconds, sums_bytes
+from megafuse.fusion.chain_cost import (
+    MOST_SUMS_BYTES,
+    chain_seconds,
+    library_seconds,
+    replaced_seconds,
+    sums_bytes,
+)
 from megafuse.fusion.cost import NestCost
+from megafuse.fusion.epilogue import HALVES
 from megafuse.fusion.items import Item
 from megafuse.ir.chain import (
     Chain,
@@ -34,26 +41,32 @@ SINGLE_ROWS = 2  # rows for each SM up to which a program works on one row at a 
 NOTHING = NestCost(0.0, (), 0, 0, 0.0, 0, 0)
 
 
-def candidates(graph: Graph, anchors: Anchors, device: DeviceSpec, tf32: bool) -> Iterator[list[Chain]]:
-    """For each set of stages that can be one kernel, the forms that it can have; of large graphs two."""
+def candidates(graph: Graph, anchors: Anchors, device: DeviceSpec, tf32: bool) -> Iterator[list[tuple[Chain, ...]]]:
+    """For each set of stages that can be one kernel, the forms that it can have; of large graphs two.
+
+    Behind the chain of a form stand those of sums that it leaves out.
+    """
     many = len(graph.nodes) > MANY_NODES
     for rows in chain_rows(graph):
         finder = Finder(graph, anchors, rows, plain=rows > SINGLE_ROWS * device.sms)
         for forward in (True, False):
             for component in finder.components(forward):
                 forms = list(_forms(finder, component, forward, rows <= ROWS_AT_ONCE * device.sms))
-                yield [forms[0], forms[-1]] if many and len(forms) > 2 else forms
+                forms = [forms[0], forms[-1]] if many and len(forms) > 2 else forms
+                yield [(chain, *_of_sums(finder, left, device, tf32)) for chain, left in forms]
 
 
-def _forms(finder: Finder, component: Sequence[Member], forward: bool, once: bool) -> Iterator[Chain]:
-    """A forward chain as it is; of backward, several.
+def _forms(
+    finder: Finder, component: Sequence[Member], forward: bool, once: bool
+) -> Iterator[tuple[Chain, Sequence[Member]]]:
+    """A forward chain as it is; of backward, several. With each the sums over rows that it leaves out.
 
-    They read forward's values or compute them once more; they have some of the sums over rows on chip (those that are
-    ready first), the others are left to the library. ``once``: programs have one row tile, after which they store each
-    sum; else they hold their sums over the walk.
+    They read forward's values or compute them once more; they have some of the sums over rows on chip: those that are
+    ready first. ``once``: programs have one row tile, after which they store each sum; else they hold their sums over
+    the walk.
     """
     if forward:
-        yield make_chain(finder.rows, component, (), True)
+        yield make_chain(finder.rows, component, (), True), ()
         return
     sums = [m for m in ordered(component) if isinstance(m.stage, SumDot)]
     known: set[tuple[frozenset[Node], frozenset[Node]]] = set()
@@ -65,7 +78,27 @@ def _forms(finder: Finder, component: Sequence[Member], forward: bool, once: boo
             key = frozenset(m.node for m in own), frozenset(m.node for m in again)
             if key not in known:
                 known.add(key)
-                yield make_chain(finder.rows, own, again, False)
+                yield make_chain(finder.rows, own, again, False), sums[kept:]
+
+
+def _of_sums(finder: Finder, sums: Sequence[Member], device: DeviceSpec, tf32: bool) -> Iterator[Chain]:
+    """Chains of nothing but sums over the rows, as many in each as a program can hold.
+
+    Sums stay with the library where that is predicted to be faster; of fp32 values, for which matrix units are not
+    trusted; and of rows that are no whole accesses of memory, which cannot be loaded ahead.
+    """
+    held = [m for m in sums if _streams(m.node) and sums_bytes(m.node) <= MOST_SUMS_BYTES]
+    while held:
+        count = _fitting(held)
+        chain, held = make_chain(finder.rows, held[:count], (), False), held[count:]
+        library = library_seconds([s.node for s in chain.dots], device, tf32)
+        if chain_seconds(chain, finder.memory, device, ()) < library:
+            yield chain
+
+
+def _streams(dot: Node) -> bool:
+    """Whether the rows of its operands can go to shared memory, and from there to matrix units."""
+    return dot.dtype in HALVES and all(n * dot.dtype.size % ACCESS_BYTES == 0 for n in dot.shape[1:])
 
 
 def _fitting(sums: Sequence[Member]) -> int:

@@ -28,7 +28,7 @@ from megafuse.fusion.items import Items
 from megafuse.fusion.plan import Cover, KernelGroup
 from megafuse.fusion.recompute import recompute_candidates
 from megafuse.fusion.split_dot import split_of
-from megafuse.ir.chain import Chain, made_by
+from megafuse.ir.chain import Chain, made_by, only_sums
 from megafuse.ir.graph import Graph, Node
 from megafuse.ir.trace import NestError
 from megafuse.ir.types import Dot
@@ -136,10 +136,11 @@ def _with_chains(plan: _Plan, best: list[CoverOption], extra: tuple[Node, ...]) 
     alone: list[tuple[Chain, str]] = []  # of forward, not worth it if backward reads what they make
     found = candidates(plan.graph, best[0].anchors, plan.known.device, plan.dots.tf32)
     for forms in itertools.islice(found, MOST_CHAINS):
-        tried, reason = _tried(plan, extra, chains, [(form,) for form in forms])
-        both = [(*before, form) for form in forms if (before := _computed_again(form, alone))]
+        tried, reason = _tried(plan, extra, chains, forms)
+        both = [(*before, *form) for form in forms if (before := _computed_again(form[0], alone))]
         tried += _tried(plan, extra, chains, both)[0]
-        made = ", ".join(repr(s.node) for s in forms[0].dots)
+        (first, *_), *_ = forms
+        made = ", ".join(repr(s.node) for s in first.dots)
         if tried:
             trial, new = min(tried, key=lambda t: _least(t[0]))
             gain = (_least(best) - _least(trial)) * 1e6
@@ -148,16 +149,19 @@ def _with_chains(plan: _Plan, best: list[CoverOption], extra: tuple[Node, ...]) 
             if gain > enough:
                 best, chains = trial, (*chains, *new)
                 said = f"{made} with {new[-1].rows} rows run as a chain: {gain:.1f} us less predicted"
-                if len(new) > 1:
+                of_sums = [s.node for c in new if only_sums(c) for s in c.dots]
+                if of_sums:
+                    said += f"; of these {', '.join(map(repr, of_sums))} by kernels that do nothing else"
+                if new[0].forward and not new[-1].forward:
                     said += ", with the chain of forward"
                     decisions = tuple(d for d in decisions if d not in [s for c, s in alone if c in new])
                     alone = [(c, s) for c, s in alone if c not in new]
                 decisions = (*decisions, said)
                 continue
-        said = f"{made} with {forms[0].rows} rows are products of their own: {reason}"
+        said = f"{made} with {first.rows} rows are products of their own: {reason}"
         decisions = (*decisions, said)
-        if forms[0].forward:
-            alone.append((forms[0], said))
+        if first.forward:
+            alone.append((first, said))
     decisions = (*decisions, *left_out(plan.graph, chains))
     return [replace(o, decisions=decisions) for o in best]
 

@@ -103,6 +103,11 @@ def is_sum(stage: Stage) -> bool:
     return isinstance(stage, SumDot) or (isinstance(stage, RowNest) and stage.nest.roots[0].by_rows)
 
 
+def only_sums(chain: Chain) -> bool:
+    """Whether it multiplies values in memory into sums over the rows, and does nothing else."""
+    return all(isinstance(s, SumDot) for s in chain.stages)
+
+
 def widths_of(chain: Chain) -> tuple[int, ...]:
     """Columns of all row values, and edges of all matrices and sums."""
     walked = [n.space.num_cols for s in chain.stages for n in nests_of(s)]
@@ -112,7 +117,8 @@ def widths_of(chain: Chain) -> tuple[int, ...]:
 def turned(chain: Chain, device: DeviceSpec) -> bool:
     """Whether its tiles are columns by rows: then operands serve products and sums over the rows alike.
 
-    Without sums, where tiles have few rows: columns fill the matrix units.
+    Without sums, where tiles have few rows: columns fill the matrix units. Where there are only sums, matrix units take
+    either from what was loaded.
     """
     sums = any(map(is_sum, chain.stages))
     return can_turn(chain) and (sums or turned_rows(chain.rows, sums, device) < UNIT)
@@ -124,7 +130,7 @@ def can_turn(chain: Chain) -> bool:
     Only with columns that fill the matrix units of all warps, and the lines of shared memory: ptxas 12.8 loses parts of
     the addresses of operands whose lines differ in width.
     """
-    if len(chain.dots) > MOST_TURNED or chain.dots[0].node.dtype is DType.F32:
+    if len(chain.dots) > MOST_TURNED or chain.dots[0].node.dtype is DType.F32 or only_sums(chain):
         return False
     edges = [block(n) for n in widths_of(chain)]
     return min(edges) >= UNIT and max(edges) <= 2 * UNIT

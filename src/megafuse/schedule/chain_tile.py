@@ -35,7 +35,8 @@ class ChainRules:
 
     ``sums``: it leaves sums over the rows, of several programs where ``split``. ``plain``: its products do without
     matrix units. ``turns``: tiles may be columns by rows, and have fewer rows than ``unit`` only where ``narrow``.
-    ``sms``: multiprocessors of the device. ``most_shares``: programs that have a sum each, at most.
+    ``sms``: multiprocessors of the device. ``most_shares``: programs that have a sum each, at most. ``streamed``: it
+    does nothing but sum products of what it loads.
     """
 
     rows: int
@@ -48,6 +49,7 @@ class ChainRules:
     unit: int
     sms: int
     most_shares: int = 1
+    streamed: bool = False
 
     def problem(self, tile: ChainTile) -> str:
         """Why ``tile`` is not legal here; empty where it is."""

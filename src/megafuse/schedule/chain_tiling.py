@@ -9,12 +9,13 @@ from megafuse.core.dtypes import DType
 from megafuse.core.sizes import ceil_div
 from megafuse.core.text import counted
 from megafuse.ir.chain import UNIT, block, turned_rows
-from megafuse.schedule.chain_tile import ChainRules, ChainTile
+from megafuse.schedule.chain_tile import MOST_STAGES, ChainRules, ChainTile
 
 MOST_BY_FOUR = 64 * 64  # elements of a matrix or a sum that four warps hold without matrix units
 OWN = 1024  # bytes of shared memory that each program takes for itself
 RESERVED = 8 * 1024  # bytes of shared memory that are not for matrices and row tiles
 EARLY_REGISTERS = 32  # of a thread, for the rows of the next tile
+STREAMED_ROWS, STREAMED_WARPS = 64, 8  # of tiles of sums alone
 LONGEST_WALK = 32  # tiles: what the tuner found faster than one wave of programs at 1M rows
 
 
@@ -25,7 +26,7 @@ class ChainRequest:
     ``widths`` of the row values; ``matrices``: (K, N) of each matrix that is loaded; ``sums``: of each sum over rows,
     (1, N) for a sum of rows themselves. ``plain``: fp32 products without matrix units. ``loaded``: bytes of
     each row that come from memory. ``turned``: tiles are columns by rows; ``turns``: they could be. ``products``: how
-    many of the sums are of products.
+    many of the sums are of products. ``streamed``: it does nothing but sum products of what it loads.
     """
 
     rows: int
@@ -38,6 +39,7 @@ class ChainRequest:
     turned: bool = False
     turns: bool = False
     products: int = 0
+    streamed: bool = False
 
 
 def choose_chain_tile(request: ChainRequest, device: DeviceSpec) -> ChainTile:
@@ -46,6 +48,8 @@ def choose_chain_tile(request: ChainRequest, device: DeviceSpec) -> ChainTile:
     Long walks of several programs an SM are cut: one loads its matrices, from L2, while another works, and none is left
     alone with a long rest.
     """
+    if request.streamed:
+        return _streamed(request, device)
     rows, warps = _plain_rows(request, device) if request.plain else _rows(request, device)
     held = sum(block(k) * block(n) for k, n in request.matrices) * request.dtype.size
     keeps = _shared(request, rows) + RESERVED <= device.shared_per_block
@@ -67,6 +71,19 @@ def choose_chain_tile(request: ChainRequest, device: DeviceSpec) -> ChainTile:
         shares=shares,
         why=f"{counted(tiles, 'tile')}, {walks} a program{sharing}; {kept}",
     )
+
+
+def _streamed(request: ChainRequest, device: DeviceSpec) -> ChainTile:
+    """Tiles of sums alone: operands go from memory to shared memory, several tiles ahead, and from there to the units.
+
+    One program on each SM, as other chains with sums over as many rows have.
+    """
+    tiles = ceil_div(request.rows, STREAMED_ROWS)
+    walks = ceil_div(tiles, min(tiles, device.sms))
+    fitting = (device.shared_per_block - RESERVED) // (STREAMED_ROWS * request.loaded)
+    stages = max(1, min(MOST_STAGES, fitting)) if walks > 1 else 1
+    why = f"{counted(tiles, 'tile')}, {walks} a program; {counted(stages, 'tile')} in shared memory"
+    return ChainTile(STREAMED_ROWS, walks * STREAMED_ROWS, STREAMED_WARPS, stages, why=why)
 
 
 def _shares(request: ChainRequest, room: int) -> int:
@@ -92,6 +109,7 @@ def chain_rules(request: ChainRequest, heuristic: ChainTile, device: DeviceSpec)
         unit=UNIT,
         sms=device.sms,
         most_shares=max(1, request.products),
+        streamed=request.streamed,
     )
 
 

@@ -22,6 +22,7 @@ from megafuse.ir.chain import (
     external_reads,
     is_sum,
     nests_of,
+    only_sums,
     turned,
 )
 from megafuse.ir.graph import Node, contiguous_strides
@@ -113,6 +114,7 @@ class ChainMaker:
             turned=turned(chain, self.device),
             turns=can_turn(chain),
             products=sum(isinstance(s, SumDot) for s in chain.stages),
+            streamed=only_sums(chain),
         )
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from megafuse.ir.graph import Node
-from megafuse.ir.index import Affine, Axis, Guard
+from megafuse.ir.index import Affine, Axis
 from megafuse.ir.nest import Root
 from megafuse.ir.trace import Trace
 from megafuse.ir.traffic import bytes_of
@@ -16,10 +15,7 @@ from megafuse.schedule.types import DotTile, Tile, TileRules
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """A phase before buffers have names. ``stores``: (root, node written, element offset).
-
-    ``guards``: where a root is stored, if not everywhere.
-    """
+    """A phase before buffers have names. ``stores``: (root, node written, element offset)."""
 
     trace: Trace
     fixed: tuple[Axis, ...]
@@ -27,7 +23,6 @@ class PhasePlan:
     tile: Tile
     stores: tuple[tuple[Root, Node, Affine], ...]
     rules: TileRules | None
-    guards: Mapping[Root, tuple[Guard, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from megafuse.schedule.chains import ChainMaker
 from megafuse.schedule.choice import Choice, Known, choose_tiles, nothing_known
 from megafuse.schedule.dot_tiling import choose_dot_tile, live_tiles
 from megafuse.schedule.hoisting import hoisting_axes
-from megafuse.schedule.joint import Joint, join_finishers
 from megafuse.schedule.kernel_plan import DotPlan, KernelPlan, PhasePlan
 from megafuse.schedule.partials import Partial, finisher_nests, make_partial
 from megafuse.schedule.residency import sharers, short_run_axis
@@ -231,17 +230,7 @@ class KernelMaker:
         needed = frozenset(n for n in partials if self.read_by.get(n, set()) - follower_nests)
         traces, left = finisher_nests(partials, list(followers.values()), needed, self.cover.materialised)
         self.absorbed |= {o for o, nest in followers.items() if nest not in left}
-        joint, traces = join_finishers(traces, self.strides) if number < 0 else ([], traces)
-        kernels = [self._joint_kernel(j, forward, key) for j in joint]
-        return kernels + [self._finisher_kernel(t, forward, key) for t in traces]
-
-    def _joint_kernel(self, joint: Joint, forward: bool, finishes: str) -> KernelPlan:
-        choice = self._choose([TileRequest(joint.trace, (), self.strides, 1, False)])
-        rows = joint.trace.nest.space.rows
-        stores = tuple((root, node, at) for root, node, at, _ in joint.stores)
-        guards = {root: inside for root, _, _, inside in joint.stores}
-        phase = PhasePlan(joint.trace, (), rows, choice.tiles[0], stores, choice.rules[0], guards)
-        return KernelPlan((phase,), choice.num_warps, forward, choice.key, finishes)
+        return [self._finisher_kernel(t, forward, key) for t in traces]
 
     def _finisher_kernel(self, trace: Trace, forward: bool, finishes: str) -> KernelPlan:
         nest, _ = self._tidy(trace.nest, ())

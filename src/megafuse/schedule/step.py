@@ -137,7 +137,7 @@ class _StepBuilder:
                 p.fixed,
                 p.loop,
                 p.tile,
-                tuple((r, Target(self.names[n], at, n.dtype, p.guards.get(r, ()))) for r, n, at in p.stores),
+                tuple((r, Target(self.names[n], at, n.dtype)) for r, n, at in p.stores),
                 p.rules,
             )
             for p in plan.phases

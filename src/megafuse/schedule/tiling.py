@@ -45,6 +45,8 @@ PIPELINE_BYTES = 96 * 1024  # shared memory that the loads in flight of a row lo
 ROW_CONTIGUOUS_TILE = 32
 MIN_ROW_RUN = 8  # rows next to one another in memory that make a whole sector of fp32
 MIN_WARPS = 8  # on each SM, at least
+ADDED = 9 * 1024  # elements that a program adds up across rows in memory: eight accesses a thread, and somewhat more
+ADDING_WARPS = 8  # of it, at most: more have more to exchange
 FULL_GRID = 128  # programs below which smaller tiles are worth it
 FREE_TILE = 4096
 LONGEST_SUM = 64  # additions in a row of fp32 values: the rounding errors of a running sum grow with its length
@@ -151,6 +153,9 @@ def choose_tile(request: TileRequest, device: DeviceSpec) -> Tile:
         warps = fewest_warps(elements, each, LOOP_REGISTERS)
     if stages > 1 and rows == 1 and not by_rows and hoist and _pairs(trace, request.fixed, elements, warps):
         rows, stages, each = 2, PAIRED_STAGES, two_rows(trace, request.fixed, kept)
+    if along_rows and _adds_up(trace):
+        added = ceil_div(rows * typical(space.num_cols) * len(trace.loads()), ADDED // ADDING_WARPS)
+        warps = min(ADDING_WARPS, next_power_of_two(added))
     chunk = rows
     if request.whole_loop:
         chunk = all_rows * rows if is_open(all_rows) else ceil_div(all_rows, rows) * rows
@@ -197,6 +202,8 @@ def _whole_rows(trace: Trace, along_rows: bool, looped: bool, whole_loop: bool, 
     most = 32 * MAX_WARPS * (LOOP_REGISTERS - BASE_REGISTERS) / per_element(trace, (), looped)
     if along_rows:
         rows = max(ROW_CONTIGUOUS_TILE, power_of_two_below(MIN_TILE // width))
+        if _adds_up(trace):
+            rows = max(MIN_ROW_RUN, power_of_two_below(ADDED // (cols * len(trace.loads()))))
         while rows > MIN_ROW_RUN and loop_rows // rows < FULL_GRID:
             rows //= 2
         if rows * width > most and not looped:
@@ -211,6 +218,18 @@ def _whole_rows(trace: Trace, along_rows: bool, looped: bool, whole_loop: bool, 
         return _Shape(1, pieces, 0, False, "single rows: loads that do not run along the columns take their layout")
     rows = power_of_two_below((BLOCK_TILE if whole_loop else MIN_TILE) // width)
     return _Shape(rows, pieces, 0, False, "whole rows in registers")
+
+
+def _adds_up(trace: Trace) -> bool:
+    """Whether it does nothing with what it loads but sum over the columns, as what adds up partial sums does.
+
+    Compilers then keep few loads in flight and few registers: the time goes to exchanges between threads. Tiles are as
+    tall as gives each thread its loads, so that few threads share a row.
+    """
+    cols = trace.nest.space.col_names
+    return all(i.kind in ("load", "reduce") for i in trace.insts if i.axes & cols or i.kind == "reduce") and all(
+        a.kind == "load" for i in trace.insts if i.kind == "reduce" for a in i.args
+    )
 
 
 def _with_row_runs(request: TileRequest, shape: _Shape) -> _Shape:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from megafuse.core.dtypes import DType
 from megafuse.core.sizes import divides, may_exceed
 from megafuse.ir.graph import Node
-from megafuse.ir.index import Affine, Axis, Guard
+from megafuse.ir.index import Affine, Axis
 from megafuse.ir.nest import Root
 from megafuse.ir.trace import Trace
 from megafuse.schedule.chain_tile import MOST_PER_THREAD, MOST_STAGES, MOST_WARPS, ChainRules, ChainTile
@@ -212,15 +212,11 @@ class TileRules:
 
 @dataclass(frozen=True)
 class Target:
-    """Where a root goes: element offset in a buffer, affine in the nest's axes (and ``chunk`` for partials).
-
-    ``guards``: it is stored where they hold.
-    """
+    """Where a root goes: element offset in a buffer, affine in the nest's axes (and ``chunk`` for partials)."""
 
     buffer: str
     index: Affine
     dtype: DType
-    guards: tuple[Guard, ...] = ()
 
 
 @dataclass(frozen=True)

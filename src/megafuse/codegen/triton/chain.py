@@ -101,6 +101,12 @@ class _Printer:
         self.edges: dict[int, str] = {}
         self.running: dict[str, Running] = {}
         self.sums: dict[str, str] = {}
+        self.masked = {  # what is 0 beyond the last row as it was loaded
+            s.dst
+            for p in program.phases
+            for s in statements(p)
+            if isinstance(s, Load) and s.level is Level.TILE and not s.other
+        }
 
     def run(self, *, waits: bool) -> str:
         """The kernel's text."""
@@ -116,7 +122,7 @@ class _Printer:
         text = f"Rows times matrices: {', '.join(widths)}. " * bool(widths)
         text += f"Sums over all rows: {', '.join(sums)}. " * bool(sums)
         walk = f" ({first.rows_per_chunk} a program)" * (first.rows_per_chunk != first.row_tile)
-        turned = ", columns first" * p.turned
+        turned = ", columns first" * p.turned + ", the last rows first" * p.last_first
         shared = f" x {p.shares} programs, each of which stores some sums"
         text += f"{p.chunks}{' programs' if p.shares == 1 else shared}; "
         text += f"tiles of {first.row_tile} of {first.loop_size} rows{walk}{turned}; "
@@ -172,7 +178,10 @@ class _Printer:
         columns += [Definition(name, f"tl.arange(0, {width})") for width, name in self.edges.items()]
         rows = self._rows(self.bodies, self.first * self.frame.looped)
         start, following = self._rows(self.early, ""), self._rows(self.early, f"{self.first} + {self.program.row_tile}")
-        head = f"for {self.first} in {self._range()}:"
+        step = self.namer.one("step") if self.program.last_first else self.first
+        if self.program.last_first:
+            rows = [Definition(self.first, f"{self._end(self.program.row_tile)} - {step}"), *rows]
+        head = f"for {step} in {self._range()}:"
         texts += head + str(rows) + str(following)
         own = [Definition(self.zero, ZERO), Definition(self.share, "tl.program_id(1)")]
         define_used(writer, [*self.grid.definitions, *own, *columns], texts)
@@ -200,13 +209,17 @@ class _Printer:
         return list(dict.fromkeys(d for b in bodies.values() for d in b.frame.row_definitions(first)))
 
     def _range(self) -> str:
-        """The walk; where tiles divide the rows it ends at the last, and no tile needs a mask."""
-        frame, phase = self.frame, self.frame.phase
-        end = str(frame.chunk_rows)
-        if not frame.ragged and frame.chunks * frame.chunk_rows > phase.loop_size:
-            end = f"min({end}, {phase.loop_size} - {frame.chunk} * {end})"
-        step, stages = f"0, {end}, {self.program.row_tile}", self.program.num_stages
+        """The walk."""
+        step, stages = f"0, {self._end()}, {self.program.row_tile}", self.program.num_stages
         return f"tl.range({step}, num_stages={stages})" if stages > 1 else f"range({step})"
+
+    def _end(self, less: int = 0) -> str:
+        """Rows that the walk takes, ``less`` some; where tiles divide the rows it ends at the last, without masks."""
+        frame, phase = self.frame, self.frame.phase
+        rows = frame.chunk_rows
+        if not frame.ragged and frame.chunks * rows > phase.loop_size:
+            return f"min({rows - less}, {phase.loop_size - less} - {frame.chunk} * {rows})"
+        return str(rows - less)
 
     def _start(self, before: Writer) -> None:
         """Sums of nothing, before the walk."""
@@ -357,7 +370,9 @@ class _Printer:
     def _summed(self, name: str, stage: RowSums, width: int) -> str:
         """A row value as an operand of a sum over rows: rows beyond the last are 0; columns beyond are not stored."""
         text = self._operand(name, width, stage.dtype, cleared=False)
-        return f"tl.where({self.frame.row_mask}, {text}, 0.0)" if self.frame.ragged else text
+        if not self.frame.ragged or name in self.masked:
+            return text
+        return f"tl.where({self.frame.row_mask}, {text}, 0.0)"
 
     def _store(self, stage: RowSums, after: Writer, owned: str = "") -> None:
         target, (chunk, *steps) = stage.target, stage.target.strides

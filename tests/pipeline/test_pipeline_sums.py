@@ -1,0 +1,131 @@
+"""Sums over rows that a chain leaves out: kernels of their own where they pay, right by the rule; their finishers."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import megafuse
+from megafuse.compiler import Compiled, compile_call
+from megafuse.core.device import device_spec
+from megafuse.fusion import chain_search, planner
+from megafuse.fusion.epilogue import DotRule
+from megafuse.ir.chain import Chain, only_sums
+from megafuse.schedule.tiling import ADDED, ADDING_WARPS, FULL_GRID, MIN_ROW_RUN
+from megafuse.schedule.types import DotCall, KernelSchedule
+from pipeline_helpers import check_few, compiled_of
+
+
+def mlp(*widths: int) -> nn.Sequential:
+    layers = [layer for k, n in itertools.pairwise(widths) for layer in (nn.Linear(k, n), nn.Softplus())]
+    return nn.Sequential(*layers[:-1])
+
+
+def planned(rows: int, *widths: int, dtype: torch.dtype = torch.float16, grad: bool = True) -> Compiled:
+    x = torch.empty(rows, widths[0], dtype=dtype, device="meta", requires_grad=grad)
+    return compile_call(mlp(*widths).to("meta", dtype), (x,), {}, device_spec(90), dots=DotRule(chain=True))
+
+
+def alone(compiled: Compiled) -> list[Chain]:
+    return [c for c in compiled.cover.chains if only_sums(c)]
+
+
+def finishers(compiled: Compiled) -> list[KernelSchedule]:
+    """The kernels that read partial sums."""
+    partial = {b.name for b in compiled.step.buffers if b.name.startswith("partial")}
+    return [k for k in compiled.step.kernels if partial.intersection(k.reads)]
+
+
+@pytest.mark.parametrize("rows", [20000, 65536, 100_001])
+def test_sums_that_a_chain_cannot_hold_need_no_library(rows: int) -> None:
+    compiled = planned(rows, 128, 128, 128, 128, grad=False)
+    (chain,) = alone(compiled)
+    assert len(chain.dots) == 1
+    assert not any(isinstance(c, DotCall) for c in compiled.step.backward)
+    (tile,) = [
+        k.chain.tile for k in compiled.step.kernels if k.chain and not k.chain.rules.turns and k.chain.rules.sums
+    ]
+    assert tile.num_stages == 4 and not tile.early
+    (said,) = [d for d in compiled.cover.decisions if "kernels that do nothing else" in d]
+    assert repr(chain.dots[0].node) in said
+
+
+@pytest.mark.parametrize("rows", [65536, 100_001])
+def test_all_sums_of_a_step_are_added_up_in_one_launch(rows: int) -> None:
+    compiled = planned(rows, 128, 128, 128, 128, grad=False)
+    (kernel,) = finishers(compiled)
+    assert kernel.apart and kernel.num_warps == 8
+    counts = {b.shape[0] for b in compiled.step.buffers if b.name in kernel.reads}
+    assert len(counts) == 1, "as many programs leave sums in either kernel"
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(65536, True), (8192, False)])
+def test_sums_start_where_the_chain_before_left_off_if_the_cache_does_not_hold_all(rows: int, expected: bool) -> None:
+    compiled = planned(rows, 128, 128, 128, 128)
+    assert [k.last_first for k in compiled.step.kernels if k.chain] == [False, False, expected]
+
+
+def test_deeper_networks_put_as_many_sums_into_a_kernel_as_it_holds() -> None:
+    assert [len(c.dots) for c in alone(planned(65536, *[128] * 6))] == [2, 1]
+
+
+def test_sums_stay_with_the_library_where_they_do_not_fit_or_are_of_fp32() -> None:
+    assert not alone(planned(65536, 64, 64, 64, 64, dtype=torch.float32))
+    for chain in alone(planned(65536, 256, 256, 256, 128)):
+        assert all(s.node.shape[1] * s.node.shape[2] <= 256 * 128 for s in chain.dots)
+
+
+def test_sums_stay_with_the_library_where_that_is_predicted_to_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain_search, "library_seconds", lambda *args: 0.0)
+    compiled = planned(65536, 128, 128, 128, 128)
+    assert not alone(compiled)
+    assert sum(isinstance(c, DotCall) for c in compiled.step.backward) == 1
+
+
+def test_sums_of_rows_that_are_no_whole_accesses_stay_with_the_library() -> None:
+    assert alone(planned(65536, 128, 128, 128, 128))
+    assert not alone(planned(65536, 125, 125, 125, 125))
+
+
+@pytest.mark.parametrize("rows", [65536, 65535])
+def test_values_lie_by_rows_where_their_columns_would_not_start_at_whole_accesses(rows: int) -> None:
+    compiled = planned(rows, 128, 128, 128, 128, grad=False)
+    (chain,) = alone(compiled)
+    (kernel,) = [k for k in compiled.step.kernels if k.chain and k.chain.rules.streamed]
+    made = [b for b in compiled.step.buffers if b.name in kernel.reads and b.kind == "temp"]
+    assert [b.strides for b in made] == [(1, rows) if rows % 8 == 0 else (128, 1)]
+    assert chain.rows == rows
+
+
+@pytest.mark.parametrize(("rows", "widths"), [(150, (24, 40, 24)), (128, (16, 16, 16, 16)), (77, (32, 8, 64, 72))])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sums_alone_are_right(
+    rows: int, widths: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever they cost, and although a chain could hold them all."""
+    monkeypatch.setattr(chain_search, "library_seconds", lambda *args: 1.0)
+    monkeypatch.setattr(chain_search, "_fitting", lambda sums: min(1, len(sums)))
+    monkeypatch.setattr(chain_search, "ROWS_AT_ONCE", 0)
+    monkeypatch.setattr(planner, "WORTH_CHAINING", -float("inf"))
+    torch.manual_seed(rows)
+    module = mlp(*widths).to(dtype)
+    x: Tensor = torch.randn(rows, widths[0], dtype=dtype, requires_grad=True)
+    fused = megafuse.fuse(module, x, target="interpret")
+    assert len(alone(compiled_of(fused))) >= len(widths) - 2
+    check_few(module, x, fused=fused)
+
+
+@pytest.mark.parametrize("rows", [4096, 20000, 65536, 100_001])
+def test_what_adds_up_partial_sums_has_tall_tiles_and_few_warps(rows: int) -> None:
+    """So tall that threads have their accesses, unless programs would be too few; a sector of rows at least."""
+    for kernel in finishers(planned(rows, 128, 128, 128, 128)):
+        assert kernel.num_warps <= ADDING_WARPS
+        for phase in kernel.phases:
+            space, rows_of_tile = phase.trace.nest.space, phase.tile.row_tile
+            loaded = rows_of_tile * space.num_cols * len(phase.trace.loads())
+            assert loaded <= ADDED and rows_of_tile >= MIN_ROW_RUN
+            few = space.num_rows < 2 * FULL_GRID * rows_of_tile
+            assert few or rows_of_tile == MIN_ROW_RUN or 2 * loaded > ADDED
