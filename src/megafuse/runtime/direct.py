@@ -57,8 +57,8 @@ class Direct:
     def __call__(self, *lists: list[Tensor | None]) -> Any:
         """Run on lists, which are emptied."""
         if self._current() == self.index and self._thread.known:
-            heard = not self.ready or _modes() or any(self.hooks) or shim.listening()
-            if not heard and (self.is_aligned or aligned(*lists)):
+            unheard = self.ready and not (_modes() or any(self.hooks) or shim.listening())
+            if unheard and (self.is_aligned or aligned(*lists)):
                 return self.direct(*lists)
             return self._checked(lists)
         with torch.cuda.device(self.index):
