@@ -111,7 +111,7 @@ def apply(spec: StepSpec, *tensors: Tensor) -> tuple[Tensor | None, ...]:
     elif _transforms():
         outputs = _FusedStep.apply(spec, *tensors)
     else:
-        outputs = _record(spec, *tensors)
+        outputs = record(spec, *tensors)
     return _mutate(spec, tensors, outputs) if spec.mutations else outputs
 
 
@@ -182,7 +182,9 @@ class _FusedStep(torch.autograd.Function):
         return (None, *grads) if spec.all_grads else (None, *_by_input(spec, grads))
 
 
-_record = super(torch.autograd.Function, _FusedStep).apply  # past its look at every argument for torch.func
+# ``apply`` where it is known that autograd records, no transform of torch.func is active and no input is changed; it is
+# PyTorch's own, past its look at every argument for torch.func.
+record: Callable[..., tuple[Tensor | None, ...]] = super(torch.autograd.Function, _FusedStep).apply
 
 
 def _aside(spec: StepSpec, tensors: Sequence[Tensor], saved: Any) -> _Aside:

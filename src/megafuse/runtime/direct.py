@@ -28,7 +28,7 @@ class _Thread(threading.local):
 
 
 class Direct:
-    """One function of launch code: ``checked`` or ``direct``, whichever may run.
+    """One function of launch code: ``run`` is ``checked`` or ``direct``, whichever may run.
 
     ``direct`` is the same function with globals of its own, in which its kernels become bound launches as soon as all
     of them are known. The first call of a thread (autograd has its own for backward) launches something plain first: a
@@ -54,7 +54,7 @@ class Direct:
         self._thread = _Thread()
         self._current: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
-    def __call__(self, *lists: list[Tensor | None]) -> Any:
+    def run(self, *lists: list[Tensor | None]) -> Any:
         """Run on lists, which are emptied."""
         if self._current() == self.index and self._thread.known:
             unheard = self.ready and not (_modes() or any(self.hooks) or shim.listening())
