@@ -7,6 +7,8 @@ PyTorch). Where something is otherwise, and until every kernel was compiled, the
 
 from __future__ import annotations
 
+import functools
+import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
@@ -87,8 +89,7 @@ def aligned(*lists: Sequence[Tensor | None]) -> bool:
     low = 0
     try:
         for tensors in lists:
-            for pointer in map(Tensor.data_ptr, tensors):  # type: ignore[arg-type]
-                low |= pointer
+            low |= functools.reduce(operator.or_, map(Tensor.data_ptr, tensors), 0)  # type: ignore[arg-type]
     except TypeError:
         return False
     return low & _ALIGN == 0
