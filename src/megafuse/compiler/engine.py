@@ -254,7 +254,8 @@ class _Structure:
             return self.engine.original(*args, **kwargs)
         if bound.spec.mutations and share_memory(bound.spec.mutations, tensors):
             return self.engine.original(*args, **kwargs)  # what it changes is seen through another input
-        return bound.out.build(bound.run(bound.spec, *bound.inputs(tensors)))
+        inputs = bound.inputs(tensors) if bound.own else tensors
+        return bound.out.build(bound.run(bound.spec, *inputs))
 
     def capture(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device | None = None) -> Captured:
         """Capture a call of this structure; with stand-ins among the arguments, ``device`` is that of the real ones."""

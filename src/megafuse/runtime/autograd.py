@@ -171,12 +171,11 @@ class _FusedStep(torch.autograd.Function):
         wanted = [tangents[i] for i in spec.tangent_of]
         if len(spec.apart) > 1 and _partly_undefined(ctx, wanted):
             return None, *_differentiable_gradients(ctx, tangents, create_graph=False)
-        kept = _keep_graph is None or _keep_graph()
-        saved = _take_saved(ctx, spec.step, kept)
+        saved = _take_saved(ctx, spec.step)
         if aside is not None:
             saved = Saved(saved)
             saved.ticket = aside.ticket
-            if not kept:
+            if not _kept():
                 aside.ticket = None
         grads = _plainly(spec.step.backward, saved, wanted) if _any_autocast() else spec.step.backward(saved, wanted)
         return (None, *grads) if spec.all_grads else (None, *_by_input(spec, grads))
@@ -221,16 +220,21 @@ def _by_input(spec: StepSpec, grads: list[Tensor | None]) -> list[Tensor | None]
     return by_input
 
 
-def _take_saved(ctx: Any, step: LoadedStep | GraphedStep, kept: bool) -> list[Tensor | None]:
+def _kept() -> bool:
+    """The graph of the running backward is kept, or may be."""
+    return _keep_graph is None or _keep_graph()
+
+
+def _take_saved(ctx: Any, step: LoadedStep | GraphedStep) -> list[Tensor | None]:
     """The saved tensors. Unless the graph is kept, the node forgets them; where it is, those at risk are copied."""
     saved, strides = [*ctx.saved_tensors], step.saved_strides
     if strides and [*map(_strides, saved)] != strides:
         saved = [restore(t, s) for t, s in zip(saved, strides, strict=True)]
-    if kept:
+    if step.overwritten and _kept():
         for position in step.overwritten:
             saved[position] = saved[position].clone()
-    elif _clears:
-        ctx.maybe_clear_saved_tensors()
+    if _clears:
+        ctx.maybe_clear_saved_tensors()  # PyTorch asks itself whether the graph is kept
     return saved
 
 
