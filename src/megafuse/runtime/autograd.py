@@ -83,7 +83,7 @@ class StepSpec:
         again = self.step.returned_again  # autograd hands the gradient of a tensor returned twice to the later alone
         own = tuple(j for j, i in enumerate(self.tangent_of) if i not in again)
         object.__setattr__(self, "apart", own if self.original is not None and self.repeatable else ())
-        remembers = not isinstance(self.step, LoadedStep) or (self.original is not None and bool(unsaved))
+        remembers = isinstance(self.step, GraphedStep) or (self.original is not None and bool(unsaved))
         object.__setattr__(self, "remembers", remembers)
 
 
