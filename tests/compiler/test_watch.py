@@ -10,7 +10,15 @@ import pytest
 import torch
 from torch import nn
 
+from megafuse.compiler import watch as watches
 from megafuse.compiler.watch import ModuleWatch
+
+
+@pytest.fixture(autouse=True, params=["versions", "values"])
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dictionaries tell that they were not changed, where they can; or all values are looked at."""
+    if request.param == "values":
+        monkeypatch.setattr(watches, "_version", None)
 
 
 def _net() -> Any:
@@ -69,5 +77,24 @@ def test_what_is_the_same(change: str) -> None:
     SAME[change](net)
     assert watch.unchanged()
     assert watch.unchanged()
+    net[1].register_forward_hook(lambda *_: None)
+    assert not watch.unchanged()
+
+
+def test_values_are_looked_at_only_where_a_version_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    if watches._version is None:
+        pytest.skip("dictionaries have no versions, or are not asked for them")
+    net = _net()
+    watch = ModuleWatch(net.modules())
+    assert watch.unchanged()
+    looked = []
+    look = watch._looks_the_same
+    monkeypatch.setattr(watch, "_looks_the_same", lambda: looked.append(1) or look())
+    assert watch.unchanged()
+    assert looked == []
+    net.eval().train()
+    for _ in range(3):
+        assert watch.unchanged()
+    assert looked == [1]
     net[1].register_forward_hook(lambda *_: None)
     assert not watch.unchanged()

@@ -60,7 +60,7 @@ def test_launch_code_without_checks_gives_the_same_bits() -> None:
     module = block()
     fused = megafuse.fuse(module, draw(1).requires_grad_())
     first = step(fused, module, draw(1), draw(2))
-    forward, backward = loaded(fused).forward, loaded(fused).backward
+    forward, backward = loaded(fused).forward.__self__, loaded(fused).backward.__self__
     assert isinstance(forward, Direct)
     assert forward.ready == backward.ready == known()
     assert equal(step(fused, module, draw(1), draw(2)), first)

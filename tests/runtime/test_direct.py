@@ -65,46 +65,46 @@ def made(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_first_call_checks_and_later_ones_do_not(made):
-    run, _, log, state = made
+    code, _, log, state = made
     x = torch.zeros(4)
     inputs = [x]
-    run(inputs)
+    code.run(inputs)
     assert inputs == []
-    (y,), saved = run([x])
+    (y,), saved = code.run([x])
     assert log == ["checked", "direct"]
     assert y.shape == (4,) and saved == []
     assert state.entered == [0]
 
 
 def test_what_is_not_aligned_is_checked(made):
-    run, _, log, _ = made
+    code, _, log, _ = made
     base = torch.zeros(8)
-    run([base[1:5]])
-    assert not run.ready
-    run([base[:4]])
-    run([base[1:5]])
-    run([base[:4]])
+    code.run([base[1:5]])
+    assert not code.ready
+    code.run([base[:4]])
+    code.run([base[1:5]])
+    code.run([base[:4]])
     assert log == ["checked", "checked", "checked", "direct"]
 
 
 def test_alignment_that_is_known_is_not_looked_at(made, monkeypatch: pytest.MonkeyPatch):
-    run, _, log, _ = made
-    run.is_aligned = True
-    run([torch.zeros(4)])
+    code, _, log, _ = made
+    code.is_aligned = True
+    code.run([torch.zeros(4)])
     monkeypatch.setattr(direct, "aligned", lambda *lists: pytest.fail("looked at"))
-    run([torch.zeros(4)])
+    code.run([torch.zeros(4)])
     assert log == ["checked", "direct"]
 
 
 def test_whoever_listens_is_heard(made):
-    run, kernel, log, state = made
+    code, kernel, log, state = made
     x = torch.zeros(4)
-    run([x])
+    code.run([x])
     state.listening = True
-    run([x])
+    code.run([x])
     state.listening = False
     kernel.hooks.append(print)
-    run([x])
+    code.run([x])
     kernel.hooks.clear()
 
     class Mode(TorchDispatchMode):
@@ -115,34 +115,34 @@ def test_whoever_listens_is_heard(made):
             return func(*args, **(kwargs or {}))
 
     with Mode():
-        run([x])
+        code.run([x])
     assert Mode.seen == 1, "the mode sees the allocation"
-    run([x])
+    code.run([x])
     assert log == ["checked"] * 4 + ["direct"]
 
 
 def test_another_device_or_thread_is_entered_first(made):
-    run, _, log, state = made
+    code, _, log, state = made
     x = torch.zeros(4)
-    run([x])
+    code.run([x])
     state.device = 1
-    run([x])
+    code.run([x])
     assert (log, state.entered) == (["checked", "checked"], [0, 0])
     state.device = 0
     for _ in range(2):
-        thread = threading.Thread(target=run, args=([x],))
+        thread = threading.Thread(target=code.run, args=([x],))
         thread.start()
         thread.join()
     assert state.entered == [0, 0, 0, 0]
-    run([x])
+    code.run([x])
     assert log[-1] == "direct"
 
 
 def test_kernels_without_a_direct_launch_stay_checked(made):
-    run, kernel, log, _ = made
+    code, kernel, log, _ = made
     kernel.direct = lambda device: None
     for _ in range(3):
-        run([torch.zeros(4)])
+        code.run([torch.zeros(4)])
     assert log == ["checked"] * 3
 
 

@@ -10,8 +10,8 @@ import torch
 from megafuse.compiler import compile_call
 from megafuse.core.device import device_spec
 from megafuse.core.dtypes import DType
-from megafuse.schedule.pools import ALIGNMENT, LIMIT, with_pools
-from megafuse.schedule.types import Alloc, Buffer, DotCall, KernelSchedule, Launch, OpaqueCall, Step, View
+from megafuse.schedule.pools import ALIGNMENT, LIMIT, TWIN_LIMIT, with_pools
+from megafuse.schedule.types import Alloc, Buffer, DotCall, Free, KernelSchedule, Launch, OpaqueCall, Step, View
 from megafuse.workloads.rank_mixer_block import RankMixerBlock
 
 F32, BF16 = DType.F32, DType.BF16
@@ -38,9 +38,25 @@ def test_small_temporaries_share_a_pool_in_aligned_places() -> None:
 
 def test_the_smallest_come_first_up_to_the_limit() -> None:
     half = LIMIT // 8
-    (pool,) = made(buffer("big", half + 1), buffer("x", half), buffer("y", half), buffer("empty", 0)).pools
+    dying = [part for n in ("x", "y", "big") for part in (Launch(0, (n,)), Free(n))]
+    buffers = buffer("big", half + 1), buffer("x", half), buffer("y", half), buffer("empty", 0)
+    (pool,) = made(*buffers, forward=dying).pools
     assert sorted(pool.places) == ["x", "y"]
     assert pool.nbytes == LIMIT
+
+
+def test_large_ones_that_live_between_the_same_calls_share_one() -> None:
+    large = LIMIT // 4 + 1
+    names = ("x", "y", "z", "later", "small", "small2")
+    call = Launch(0, names)
+    dying = [call, Free("x"), Free("y"), Free("z"), Free("small"), call, Free("later"), Free("small2")]
+    buffers = [buffer(n, 1 if n.startswith("small") else large) for n in names]
+    (pool,) = made(*buffers, forward=dying).pools
+    assert sorted(pool.places) == ["small", "x", "y", "z"]
+    assert pool.nbytes == 3 * (4 * large + ALIGNMENT - 4) + ALIGNMENT
+    third = [buffer(n, 1 if n.startswith("small") else TWIN_LIMIT // 12) for n in ("x", "y", "z", "small")]
+    (pool,) = made(*third, forward=dying).pools
+    assert sorted(pool.places) == ["small", "x", "y"], "as many as the limit allows"
 
 
 def test_what_others_touch_or_see_stays_an_allocation_of_its_own() -> None:

@@ -136,8 +136,9 @@ class NullStep:
 
 def names_of(fn: Any) -> dict[str, Any]:
     """The globals of the launch code that runs: on a GPU there may be two, with checks and without."""
-    if isinstance(fn, Direct):
-        fn = fn.direct if fn.ready else fn.checked
+    owner = getattr(fn, "__self__", None)
+    if isinstance(owner, Direct):
+        fn = owner.direct if owner.ready else owner.checked
     names: dict[str, Any] = fn.__globals__
     return names
 

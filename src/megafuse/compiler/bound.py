@@ -13,7 +13,7 @@ from megafuse.capture.unify import Scalar
 from megafuse.codegen.artifact import Artifact
 from megafuse.compiler.driver import Compiled
 from megafuse.core.sizes import settle
-from megafuse.runtime.autograd import StepSpec
+from megafuse.runtime.autograd import StepSpec, apply, record
 from megafuse.runtime.direct import aligned
 from megafuse.runtime.graphs import Budget, graphed
 from megafuse.runtime.step import LoadedStep
@@ -35,7 +35,8 @@ class Program:
 class Bound:
     """One binding: the compiled values and the step that serves calls of this shape (None: the original runs).
 
-    ``sizes`` are the values of open sizes. The step takes the call's first ``given`` tensors, then ``own`` ones.
+    ``sizes`` are the values of open sizes. The step takes the call's first ``given`` tensors, then ``own`` ones, and is
+    run by ``run(spec, *tensors)`` outside of torch.func's transforms.
     ``interpreted`` names the text of which the kernels run on the CPU, where they do.
     """
 
@@ -47,6 +48,7 @@ class Bound:
     given: int = 0
     own: tuple[Tensor, ...] = ()
     interpreted: str = ""
+    run: Callable[..., tuple[Tensor | None, ...]] = apply
 
     def inputs(self, tensors: list[Tensor]) -> list[Tensor]:
         """The tensors that the step takes, from those of the call."""
@@ -57,7 +59,8 @@ class Bound:
 class Place:
     """Where steps run: target, device, whether fresh memory is filled with NaN, and how many more get CUDA graphs.
 
-    ``is_aligned``: all tensors of the calls that a step serves start at multiples of 16 bytes.
+    ``is_aligned``: all tensors of the calls that a step serves start at multiples of 16 bytes. ``grad``: they are made
+    with grad mode on.
     """
 
     target: str
@@ -65,6 +68,7 @@ class Place:
     poison: bool | None
     budget: Budget | None = None
     is_aligned: bool = False
+    grad: bool = False
 
 
 def bind(program: Program, sizes: Mapping[str, int], place: Place, original: Original) -> Bound:
@@ -105,6 +109,7 @@ def bind(program: Program, sizes: Mapping[str, int], place: Place, original: Ori
         sizes=sizes,
         given=given,
         own=own,
+        run=record if place.grad and step.has_backward and not captured.mutations else apply,
         interpreted=next((k.backend for k in program.artifact.kernels if place.target == "interpret"), ""),
     )
 

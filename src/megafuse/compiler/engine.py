@@ -32,7 +32,7 @@ from megafuse.core.device import DeviceSpec, device_spec
 from megafuse.core.errors import InputError, LaunchError, NotFusableError, TargetError, UnsupportedError
 from megafuse.core.warn import warn_user
 from megafuse.fusion.epilogue import DotRule
-from megafuse.runtime.autograd import apply, share_memory
+from megafuse.runtime.autograd import share_memory
 from megafuse.runtime.binding import Binder, BindingKey
 from megafuse.runtime.device import live_device_spec
 from megafuse.runtime.graphs import Budget
@@ -254,7 +254,8 @@ class _Structure:
             return self.engine.original(*args, **kwargs)
         if bound.spec.mutations and share_memory(bound.spec.mutations, tensors):
             return self.engine.original(*args, **kwargs)  # what it changes is seen through another input
-        return bound.out.build(apply(bound.spec, *bound.inputs(tensors)))
+        inputs = bound.inputs(tensors) if bound.own else tensors
+        return bound.out.build(bound.run(bound.spec, *inputs))
 
     def capture(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device | None = None) -> Captured:
         """Capture a call of this structure; with stand-ins among the arguments, ``device`` is that of the real ones."""
@@ -329,7 +330,7 @@ def _bind(
     spec = live_device_spec(key.device) if target == "cuda" else device_spec(DEFAULT_ARCH)
     backend = options.backend or ("triton" if target == "cuda" else "numpy")
     is_aligned = all(t.aligned for t in key.tensors)
-    place = Place(target, key.device, options.poison, structure.engine.budget, is_aligned)
+    place = Place(target, key.device, options.poison, structure.engine.budget, is_aligned, key.flags.grad)
 
     def make(captured: Captured, scalars: Sequence[Scalar] = ()) -> Program:
         getter.check_same_places(captured.leaves)

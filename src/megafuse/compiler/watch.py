@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import nn
 
 from megafuse.capture.leaves import module_state
@@ -12,14 +14,21 @@ from megafuse.capture.state import real_table
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _TABLES = ("_parameters", "_buffers", "_modules")
+# The version of a dictionary (PEP 509), which every change of it renews; later Pythons do without.
+_version: Callable[[Any], int] | None = (
+    getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "dict_version", None)
+    if sys.version_info < (3, 12)
+    else None
+)
 _MODULE_PARTS = frozenset(nn.Module().__dict__)  # those that code of users never replaces are not looked at
 
 
 class ModuleWatch:
     """Compares modules with their state of now, as ``module_state`` tells it.
 
-    The quick answer holds the attributes and submodules against those of now by identity; only where one is another
-    object, or a list or dictionary that may have changed inside, is the state itself compared.
+    The quick answer holds the attributes and submodules against those of now by identity, where the dictionaries that
+    hold them were changed at all or do not tell; only where one is another object, or a list or dictionary that may
+    have changed inside, is the state itself compared.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
@@ -29,7 +38,7 @@ class ModuleWatch:
         self._look()
 
     def _look(self) -> None:
-        own = [m.__dict__ for m in self._modules]
+        own: list[Any] = [m.__dict__ for m in self._modules]
         submodules = [m._modules for m in self._modules]
         tensors = self._tensor_tables()
         hooks = [getattr(m, name) for m in self._modules for name in _HOOKS]
@@ -41,6 +50,10 @@ class ModuleWatch:
         sized: list[Any] = [*hooks, *submodules, *tensors]  # a tensor that is gone is missed when it is read
         self._empty = tuple(t for t in sized if not t)
         self._filled = [(t, [*t]) for t in sized if t]
+        tables = [*own, *(t for t, _ in self._filled)]
+        ordered = any(type(t) is not dict for t in tables)  # such a table's order may change and its version not
+        self._tables = () if ordered else tuple(tables)
+        self._versions: list[int] = []  # those with which all was last seen to be the same
         self._open = any(
             isinstance(v, list | dict) for table in own for k, v in table.items() if k not in _MODULE_PARTS
         )
@@ -48,8 +61,11 @@ class ModuleWatch:
     def unchanged(self) -> bool:
         """True when every module's state is what it was."""
         try:
-            if not self._open and self._looks_the_same():
-                return True
+            if not self._open and not any(self._empty):
+                versions = self._versions_now()
+                if (versions and versions == self._versions) or self._looks_the_same():
+                    self._versions = versions
+                    return True
         except KeyError:  # something was deleted
             pass
         if [module_state(m) for m in self._modules] != self._states:
@@ -59,13 +75,15 @@ class ModuleWatch:
         self._look()
         return True
 
+    def _versions_now(self) -> list[int]:
+        """Of the dictionaries that hold what the quick answer looks at; none where they do not tell."""
+        return [*map(_version, self._tables)] if _version is not None else []
+
     def _tensor_tables(self) -> list[Any]:
         return [real_table(t) for m in self._modules for t in (m._parameters, m._buffers)]
 
     def _looks_the_same(self) -> bool:
-        """The quick answer, in plain loops: this is asked at every call."""
-        if any(self._empty):
-            return False
+        """The quick answer, in plain loops: this may be asked at every call."""
         for own, size, training, parameters, buffers, submodules, forward, before, back, before_back in self._standard:
             if (
                 len(own) != size

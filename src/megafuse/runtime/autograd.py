@@ -39,7 +39,8 @@ _keep_graph: Callable[[], bool] | None = getattr(
 )
 _transforms: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 _any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
-_grad = torch.is_grad_enabled
+_grad, _strides = torch.is_grad_enabled, Tensor.stride
+_clears = hasattr(torch._C._FunctionBase, "maybe_clear_saved_tensors")
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ class StepSpec:
 
     What follows from these: ``unsaved`` are the inputs that the step does not save. ``plain_outputs``: some outputs are
     not differentiable. ``all_grads``: the gradients are those of all inputs, in order. ``apart`` are the tangents whose
-    gradients the original can tell apart, where only some are given.
+    gradients the original can tell apart, where only some are given. ``remembers``: calls may leave more on their nodes
+    than saved tensors.
     """
 
     step: LoadedStep | GraphedStep
@@ -71,6 +73,7 @@ class StepSpec:
     plain_outputs: bool = field(init=False)
     all_grads: bool = field(init=False)
     apart: tuple[int, ...] = field(init=False)
+    remembers: bool = field(init=False)
 
     def __post_init__(self) -> None:
         unsaved = tuple(i for i in range(self.num_inputs) if i not in self.step.saved_inputs)
@@ -80,6 +83,22 @@ class StepSpec:
         again = self.step.returned_again  # autograd hands the gradient of a tensor returned twice to the later alone
         own = tuple(j for j, i in enumerate(self.tangent_of) if i not in again)
         object.__setattr__(self, "apart", own if self.original is not None and self.repeatable else ())
+        remembers = isinstance(self.step, GraphedStep) or (self.original is not None and bool(unsaved))
+        object.__setattr__(self, "remembers", remembers)
+
+
+@dataclass
+class _Aside:
+    """What a call leaves on its node beside saved tensors, where that is anything.
+
+    ``others`` finds the inputs that are not saved again, for double backward, and ``versions`` says how often each was
+    changed; ``autocast`` makes the context of the call; ``ticket`` is that of a replayed graph.
+    """
+
+    others: Sequence[Any] = ()
+    versions: Sequence[int] = ()
+    autocast: Callable[[], AbstractContextManager[Any]] = torch._C._DisableAutocast
+    ticket: Any = None
 
 
 def apply(spec: StepSpec, *tensors: Tensor) -> tuple[Tensor | None, ...]:
@@ -87,16 +106,13 @@ def apply(spec: StepSpec, *tensors: Tensor) -> tuple[Tensor | None, ...]:
 
     Returns the user's forward outputs, then nothing: new values of mutated inputs are written to those inputs.
     """
-    recorded = spec.step.has_backward and _grad()
-    outputs = _record(spec, *tensors) if recorded else _infer(spec, tensors)
+    if not (spec.step.has_backward and _grad()):
+        outputs = _infer(spec, tensors)
+    elif _transforms():
+        outputs = _FusedStep.apply(spec, *tensors)
+    else:
+        outputs = record(spec, *tensors)
     return _mutate(spec, tensors, outputs) if spec.mutations else outputs
-
-
-def _record(spec: StepSpec, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-    """``_FusedStep.apply``, past its look at every argument for torch.func where no transform is active."""
-    if _transforms():
-        return _FusedStep.apply(spec, *tensors)  # type: ignore[no-any-return]
-    return super(torch.autograd.Function, _FusedStep).apply(spec, *tensors)  # type: ignore[no-any-return,misc]
 
 
 def _infer(spec: StepSpec, tensors: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
@@ -131,34 +147,52 @@ def share_memory(mutations: Sequence[tuple[int, int]], tensors: Sequence[Tensor]
 
 
 class _FusedStep(torch.autograd.Function):
-    """The node. ``ctx.others`` finds the inputs that are not saved again, for double backward."""
+    """The node. ``ctx.call`` is the spec, with an ``_Aside`` or None."""
 
     @staticmethod
     def forward(ctx: Any, spec: StepSpec, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-        outputs, saved = _plainly(spec.step.forward, list(tensors))
-        ctx.spec = spec
-        ctx.ticket = getattr(saved, "ticket", None)
+        if autocast := _any_autocast():
+            outputs, saved = _plainly(spec.step.forward, list(tensors))
+        else:
+            outputs, saved = spec.step.forward(list(tensors))
+        ctx.call = spec, _aside(spec, tensors, saved) if autocast or spec.remembers else None
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*saved)
         if spec.plain_outputs:
             plain = [o for o, wanted in zip_longest(outputs, spec.differentiable) if o is not None and not wanted]
             ctx.mark_non_differentiable(*plain)
-        if spec.original is not None:
-            others = [tensors[i] for i in spec.unsaved]
-            ctx.versions = [_version(t) for t in others]
-            ctx.others = others if spec.keep_inputs else [weakref.ref(t) for t in others]
-            ctx.autocast = _autocast_state(spec.step.device.type)
         return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         if _grad():
             return None, *_differentiable_gradients(ctx, tangents)
-        spec: StepSpec = ctx.spec
+        spec, aside = ctx.call
         wanted = [tangents[i] for i in spec.tangent_of]
         if len(spec.apart) > 1 and _partly_undefined(ctx, wanted):
             return None, *_differentiable_gradients(ctx, tangents, create_graph=False)
-        return None, *_gradients(ctx, wanted)
+        saved = _take_saved(ctx, spec.step)
+        if aside is not None:
+            saved = Saved(saved)
+            saved.ticket = aside.ticket
+            if not _kept():
+                aside.ticket = None
+        grads = _plainly(spec.step.backward, saved, wanted) if _any_autocast() else spec.step.backward(saved, wanted)
+        return (None, *grads) if spec.all_grads else (None, *_by_input(spec, grads))
+
+
+# ``apply`` where it is known that autograd records, no transform of torch.func is active and no input is changed; it is
+# PyTorch's own, past its look at every argument for torch.func.
+record: Callable[..., tuple[Tensor | None, ...]] = super(torch.autograd.Function, _FusedStep).apply
+
+
+def _aside(spec: StepSpec, tensors: Sequence[Tensor], saved: Any) -> _Aside:
+    ticket = getattr(saved, "ticket", None)
+    if spec.original is None:
+        return _Aside(ticket=ticket)
+    others = [tensors[i] for i in spec.unsaved]
+    found = others if spec.keep_inputs else [weakref.ref(t) for t in others]
+    return _Aside(found, [_version(t) for t in others], _autocast_state(spec.step.device.type), ticket)
 
 
 def _partly_undefined(ctx: Any, tangents: list[Tensor | None]) -> bool:
@@ -167,7 +201,7 @@ def _partly_undefined(ctx: Any, tangents: list[Tensor | None]) -> bool:
     The step's backward would take zeros for the others, and 0 * inf is NaN where eager computes nothing. Where the
     original cannot run again (random ops, inputs that are gone) zeros it is.
     """
-    own = [tangents[j] for j in ctx.spec.apart]
+    own = [tangents[j] for j in ctx.call[0].apart]
     if not 0 < sum(t is None for t in own) < len(own):
         return False
     try:
@@ -178,32 +212,29 @@ def _partly_undefined(ctx: Any, tangents: list[Tensor | None]) -> bool:
     return True
 
 
-def _gradients(ctx: Any, tangents: list[Tensor | None]) -> list[Tensor | None]:
-    spec: StepSpec = ctx.spec
-    kept = _keep_graph is None or _keep_graph()
-    saved = Saved(_take_saved(ctx, spec.step.overwritten, kept))
-    saved.ticket = ctx.ticket
-    grads: list[Tensor | None] = _plainly(spec.step.backward, saved, tangents)
-    if not kept:
-        ctx.ticket = saved.ticket = None
-    if spec.all_grads:
-        return grads
+def _by_input(spec: StepSpec, grads: list[Tensor | None]) -> list[Tensor | None]:
+    """Gradients in the order of the step's inputs; the list is emptied."""
     by_input: list[Tensor | None] = [None] * spec.num_inputs
     for position in reversed(range(len(grads))):
         by_input[spec.grad_of[position]] = grads.pop()
     return by_input
 
 
-def _take_saved(ctx: Any, overwritten: tuple[int, ...], kept: bool) -> list[Tensor | None]:
+def _kept() -> bool:
+    """The graph of the running backward is kept, or may be."""
+    return _keep_graph is None or _keep_graph()
+
+
+def _take_saved(ctx: Any, step: LoadedStep | GraphedStep) -> list[Tensor | None]:
     """The saved tensors. Unless the graph is kept, the node forgets them; where it is, those at risk are copied."""
-    saved, strides = list(ctx.saved_tensors), ctx.spec.step.saved_strides
-    if strides and [t.stride() for t in saved] != strides:
+    saved, strides = [*ctx.saved_tensors], step.saved_strides
+    if strides and [*map(_strides, saved)] != strides:
         saved = [restore(t, s) for t, s in zip(saved, strides, strict=True)]
-    if kept:
-        for position in overwritten:
+    if step.overwritten and _kept():
+        for position in step.overwritten:
             saved[position] = saved[position].clone()
-    elif hasattr(ctx, "maybe_clear_saved_tensors"):
-        ctx.maybe_clear_saved_tensors()
+    if _clears:
+        ctx.maybe_clear_saved_tensors()  # PyTorch asks itself whether the graph is kept
     return saved
 
 
@@ -215,14 +246,14 @@ def _differentiable_gradients(
     Each input enters as an alias of its own, so that an input which is computed from another one does not count
     twice.
     """
-    spec: StepSpec = ctx.spec
+    spec, aside = ctx.call
     if spec.original is None:
         raise LaunchError(
             "this fused step cannot be differentiated twice: it takes gradients of tensors inside of other objects",
             hint="pass those tensors as arguments, or use the unfused module where create_graph=True is needed",
         )
     inputs = _all_inputs(ctx)
-    with torch.enable_grad(), ctx.autocast():
+    with torch.enable_grad(), (aside or _Aside()).autocast():
         aliases = [t.view_as(t) if t.requires_grad else t for t in inputs]
         for position, _ in spec.mutations:
             aliases[position] = inputs[position].detach().clone()  # the second run must not change it again
@@ -247,14 +278,15 @@ def _differentiable_gradients(
 
 def _all_inputs(ctx: Any) -> list[Tensor]:
     """The step's inputs as given, each connected to its own history."""
-    spec: StepSpec = ctx.spec
+    spec, aside = ctx.call
     saved = ctx.saved_tensors
     inputs: list[Any] = [None] * spec.num_inputs
     mutated = [position for position, _ in spec.mutations]
     for place, position in enumerate(spec.step.saved_inputs):
         if position >= 0:
             inputs[position] = saved[place]
-    for position, held, version in zip(spec.unsaved, ctx.others, ctx.versions, strict=True):
+    given = aside or _Aside()
+    for position, held, version in zip(spec.unsaved, given.others, given.versions, strict=True):
         tensor = held() if isinstance(held, weakref.ref) else held
         changed = tensor is not None and _version(tensor) != version and position not in mutated
         if tensor is None or changed:

@@ -7,6 +7,8 @@ PyTorch). Where something is otherwise, and until every kernel was compiled, the
 
 from __future__ import annotations
 
+import functools
+import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
@@ -28,7 +30,7 @@ class _Thread(threading.local):
 
 
 class Direct:
-    """One function of launch code: ``checked`` or ``direct``, whichever may run.
+    """One function of launch code: ``run`` is ``checked`` or ``direct``, whichever may run.
 
     ``direct`` is the same function with globals of its own, in which its kernels become bound launches as soon as all
     of them are known. The first call of a thread (autograd has its own for backward) launches something plain first: a
@@ -54,11 +56,11 @@ class Direct:
         self._thread = _Thread()
         self._current: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
-    def __call__(self, *lists: list[Tensor | None]) -> Any:
+    def run(self, *lists: list[Tensor | None]) -> Any:
         """Run on lists, which are emptied."""
         if self._current() == self.index and self._thread.known:
-            heard = not self.ready or _modes() or any(self.hooks) or shim.listening()
-            if not heard and (self.is_aligned or aligned(*lists)):
+            unheard = self.ready and not (_modes() or any(self.hooks) or shim.listening())
+            if unheard and (self.is_aligned or aligned(*lists)):
                 return self.direct(*lists)
             return self._checked(lists)
         with torch.cuda.device(self.index):
@@ -87,8 +89,7 @@ def aligned(*lists: Sequence[Tensor | None]) -> bool:
     low = 0
     try:
         for tensors in lists:
-            for pointer in map(Tensor.data_ptr, tensors):  # type: ignore[arg-type]
-                low |= pointer
+            low |= functools.reduce(operator.or_, map(Tensor.data_ptr, tensors), 0)  # type: ignore[arg-type]
     except TypeError:
         return False
     return low & _ALIGN == 0

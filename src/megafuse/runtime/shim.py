@@ -34,7 +34,6 @@ from megafuse.runtime.tensors import TORCH_DTYPES
 Launcher = Callable[..., None]  # (stream, *places)
 Bound = Callable[..., Any]  # (stream, *addresses)
 DESCRIPTORS_SINCE = (3, 4)  # of Triton: tl.make_tensor_descriptor
-_UNKNOWN = object()  # a hook that this Triton has not
 _ALIGN = 15  # pointers whose low four bits are zero are 16-byte aligned
 
 
@@ -375,12 +374,13 @@ _BINDERS = {(3, 6): _bind_36, (3, 9): _bind_39}
 
 def listening() -> bool:
     """Something wants to see every launch (profilers), so that the plain road must be taken."""
-    runtime = getattr(getattr(_triton(), "knobs", None), "runtime", None)
-    for name in ("launch_enter_hook", "launch_exit_hook"):
-        hook = getattr(runtime, name, _UNKNOWN)
-        if hook is not None and getattr(hook, "calls", True):
-            return True
-    return False
+    try:
+        runtime = _triton().knobs.runtime
+        enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    except AttributeError:  # this Triton keeps them elsewhere
+        return True
+    heard = enter is not None and getattr(enter, "calls", True)
+    return bool(heard or (leave is not None and getattr(leave, "calls", True)))
 
 
 def _any_device() -> int:

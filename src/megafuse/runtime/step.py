@@ -82,8 +82,8 @@ class LoadedStep:
         if self.device.type == "cuda":
             short = {} if poison else tensors.short_cuts(self.device)
             direct = load_host(artifact.host.text, {**names, **short})
-            self.forward = Direct(self.forward, direct["forward"], kernels, self.device, is_aligned=is_aligned)
-            self.backward = Direct(self.backward, direct.get("backward", _no_backward), kernels, self.device)
+            self.forward = Direct(self.forward, direct["forward"], kernels, self.device, is_aligned=is_aligned).run
+            self.backward = Direct(self.backward, direct.get("backward", _no_backward), kernels, self.device).run
 
 
 def _checked_device(target: str, device: torch.device) -> torch.device:
