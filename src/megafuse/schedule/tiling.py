@@ -45,7 +45,7 @@ PIPELINE_BYTES = 96 * 1024  # shared memory that the loads in flight of a row lo
 ROW_CONTIGUOUS_TILE = 32
 MIN_ROW_RUN = 8  # rows next to one another in memory that make a whole sector of fp32
 MIN_WARPS = 8  # on each SM, at least
-ADDED = 9 * 1024  # elements that a program adds up across rows in memory: eight accesses a thread, and somewhat more
+ADDED = 9 * 1024  # elements that a program adds up across rows in memory, where runs of 128 bytes leave a choice
 ADDING_WARPS = 8  # of it, at most: more have more to exchange
 FULL_GRID = 128  # programs below which smaller tiles are worth it
 FREE_TILE = 4096
@@ -154,8 +154,7 @@ def choose_tile(request: TileRequest, device: DeviceSpec) -> Tile:
     if stages > 1 and rows == 1 and not by_rows and hoist and _pairs(trace, request.fixed, elements, warps):
         rows, stages, each = 2, PAIRED_STAGES, two_rows(trace, request.fixed, kept)
     if along_rows and _adds_up(trace):
-        added = ceil_div(rows * typical(space.num_cols) * len(trace.loads()), ADDED // ADDING_WARPS)
-        warps = min(ADDING_WARPS, next_power_of_two(added))
+        warps = min(ADDING_WARPS, warps)
     chunk = rows
     if request.whole_loop:
         chunk = all_rows * rows if is_open(all_rows) else ceil_div(all_rows, rows) * rows
@@ -203,7 +202,7 @@ def _whole_rows(trace: Trace, along_rows: bool, looped: bool, whole_loop: bool, 
     if along_rows:
         rows = max(ROW_CONTIGUOUS_TILE, power_of_two_below(MIN_TILE // width))
         if _adds_up(trace):
-            rows = max(MIN_ROW_RUN, power_of_two_below(ADDED // (cols * len(trace.loads()))))
+            rows = max(ROW_CONTIGUOUS_TILE, power_of_two_below(ADDED // (cols * len(trace.loads()))))
         while rows > MIN_ROW_RUN and loop_rows // rows < FULL_GRID:
             rows //= 2
         if rows * width > most and not looped:
@@ -223,8 +222,8 @@ def _whole_rows(trace: Trace, along_rows: bool, looped: bool, whole_loop: bool, 
 def _adds_up(trace: Trace) -> bool:
     """Whether it does nothing with what it loads but sum over the columns, as what adds up partial sums does.
 
-    Compilers then keep few loads in flight and few registers: the time goes to exchanges between threads. Tiles are as
-    tall as gives each thread its loads, so that few threads share a row.
+    Compilers then keep few loads in flight and few registers: the time goes to exchanges between threads. So warps are
+    few, and tiles tall, so that few threads share a row.
     """
     cols = trace.nest.space.col_names
     return all(i.kind in ("load", "reduce") for i in trace.insts if i.axes & cols or i.kind == "reduce") and all(
