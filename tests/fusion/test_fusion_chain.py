@@ -9,12 +9,12 @@ import pytest
 from fusion_graphs import DEVICE, arg, graph
 from megafuse.core.dtypes import DType
 from megafuse.fusion.anchors import choose_anchors
-from megafuse.fusion.chain import Finder, make_chain, row_nest
+from megafuse.fusion.chain import Finder, make_chain, row_nests
 from megafuse.fusion.chain_cost import chain_seconds, library_seconds
 from megafuse.fusion.epilogue import DotRule
 from megafuse.fusion.plan import Cover
 from megafuse.fusion.planner import cover_options
-from megafuse.ir.chain import RowDot, SumDot, external_reads, made_by
+from megafuse.ir.chain import RowDot, SumDot, Walk, external_reads, made_by
 from megafuse.ir.graph import Builder, Graph, Node
 from megafuse.schedule.step import build_step
 from megafuse.schedule.types import DotCall, Launch
@@ -78,7 +78,7 @@ def test_what_needs_all_rows_splits_a_chain() -> None:
     hidden = layers(b, arg(b, 0, 1, 256, 32, dtype=F32), 32, 32)
     centred = b.map("sub", hidden, b.map("mul", b.reduce("sum", hidden, [1], keepdim=True), 1 / 256))
     made = whole(layers(b, centred, 32, 32, first=5))
-    finder = Finder(made, choose_anchors(made, {}), 256)
+    finder = Finder(made, choose_anchors(made, {}), Walk(1, 256))
     groups = [[m.node for m in c if isinstance(m.stage, RowDot)] for c in finder.components(True)]
     assert [len(g) for g in groups] == [2, 2]
     assert not set(groups[0]) & set(groups[1])
@@ -90,7 +90,7 @@ def test_a_matrix_that_depends_on_the_rows_is_none_for_a_chain() -> None:
     first = b.dot(x, arg(b, 1, 1, 64, 64, role="param", dtype=BF16), BF16)
     second = b.dot(relu(b, x), relu(b, first), BF16)
     made = whole(second)
-    finder = Finder(made, choose_anchors(made, {}), 64)
+    finder = Finder(made, choose_anchors(made, {}), Walk(1, 64))
     assert finder.components(True) == []
 
 
@@ -99,7 +99,7 @@ def test_rows_are_told_from_columns_by_how_they_lie() -> None:
     b = Builder()
     x, y = arg(b, 0, 1, 64, 64, dtype=BF16), arg(b, 1, 1, 64, 64, dtype=BF16)
     made = whole(b.dot(b.permute(x, (0, 2, 1)), y, BF16))
-    finder = Finder(made, choose_anchors(made, {}), 64)
+    finder = Finder(made, choose_anchors(made, {}), Walk(1, 64))
     (member,) = finder.members.values()
     assert isinstance(member.stage, SumDot) and member.sums
 
@@ -108,9 +108,9 @@ def test_rows_are_told_from_columns_by_how_they_lie() -> None:
 def test_row_values(shape: tuple[int, ...]) -> None:
     b = Builder()
     node = b.map("neg", arg(b, 0, *shape))
-    nest = row_nest(node, 32)
-    assert nest is not None and nest.space.num_rows == 32
-    assert row_nest(node, 5) is None
+    (nest,) = row_nests(node, Walk(1, 32))
+    assert nest.space.num_rows == 32
+    assert not list(row_nests(node, Walk(1, 5)))
 
 
 def test_what_is_made_in_place_is_not_read_from_memory() -> None:
@@ -118,8 +118,8 @@ def test_what_is_made_in_place_is_not_read_from_memory() -> None:
     x = arg(b, 0, 1, 128, 16, dtype=BF16)
     made = whole(layers(b, x, 32, 8))
     anchors = choose_anchors(made, {})
-    (component,) = Finder(made, anchors, 128).components(True)
-    chain = make_chain(128, component, (), True)
+    (component,) = Finder(made, anchors, Walk(1, 128)).components(True)
+    chain = make_chain(Walk(1, 128), component, (), True)
     assert set(external_reads(chain, anchors.materialised)) == set(made.inputs)
     assert made_by(chain.stages[-1]) is made.outputs[0]
 
@@ -128,8 +128,8 @@ def test_the_price_of_a_chain() -> None:
     b = Builder()
     made = whole(layers(b, arg(b, 0, 1, 1 << 20, 128, dtype=BF16), 128, 128))
     anchors = choose_anchors(made, {})
-    (component,) = Finder(made, anchors, 1 << 20).components(True)
-    chain = make_chain(1 << 20, component, (), True)
+    (component,) = Finder(made, anchors, Walk(1, 1 << 20)).components(True)
+    chain = make_chain(Walk(1, 1 << 20), component, (), True)
     least = chain_seconds(chain, anchors.materialised, DEVICE, {made.outputs[0]})
     stored = chain_seconds(chain, anchors.materialised, DEVICE, {s.node for s in chain.dots})
     assert 2 * 2.0**28 / DEVICE.dram_bandwidth < least < stored

@@ -13,7 +13,7 @@ from megafuse.compiler.driver import compile_call
 from megafuse.compiler.engine import dot_rule
 from megafuse.core.device import device_spec
 from megafuse.core.dtypes import DType
-from megafuse.ir.chain import block, turned, turned_rows
+from megafuse.ir.chain import Walk, block, turned, turned_rows
 from megafuse.schedule.chain_tiling import LONGEST_WALK, ChainRequest, chain_rules, choose_chain_tile
 
 DEVICE = device_spec(90)
@@ -21,7 +21,7 @@ DEVICE = device_spec(90)
 
 def request(rows: int, *widths: int, sums: bool = False, dtype: DType = DType.BF16) -> ChainRequest:
     edges = tuple(itertools.pairwise(widths))
-    return ChainRequest(rows, widths, edges, edges if sums else (), dtype, dtype is DType.F32)
+    return ChainRequest(Walk(1, rows), widths, edges, edges if sums else (), dtype, dtype is DType.F32)
 
 
 @pytest.mark.parametrize("sums", [False, True])
@@ -108,8 +108,8 @@ def test_tiles_are_turned_only_where_all_lines_of_shared_memory_are_full(
 @pytest.mark.parametrize("rows", [40, 33 * 16 + 1, 33 * 32 + 1, 132 * 16, 132 * 16 + 1, 132 * 32, 132 * 32 + 1])
 def test_narrow_tiles_are_for_few_rows(rows: int, sums: bool, programs: int) -> None:
     expected = next((n for n in (16, 32) if rows <= programs * n), 64)
-    assert turned_rows(rows, sums, DEVICE) == expected
-    assert turned_rows(rows, sums, replace(DEVICE, narrow_tiles=False)) == 64
+    assert turned_rows(Walk(1, rows), sums, DEVICE) == expected
+    assert turned_rows(Walk(1, rows), sums, replace(DEVICE, narrow_tiles=False)) == 64
     asked = replace(request(rows, 128, 128, 128, sums=sums), turned=True)
     tile = choose_chain_tile(asked, DEVICE)
     assert (tile.rows, tile.rows_per_chunk, tile.early) == (expected, max(expected, tile.rows_per_chunk), False)

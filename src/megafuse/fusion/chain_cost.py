@@ -63,13 +63,16 @@ def chain_seconds(chain: Chain, memory: Memory, device: DeviceSpec, stored: Coll
     written = [made_by(s).type for s in chain.stages if made_by(s) in stored and s not in sums]
     moved = bytes_of(seen, traces.values()) + sum(t.nbytes for t in written)
     whole = turned(chain, device)
-    few = not whole and (sums or chain.rows <= TYPICAL_ROWS * device.sms // 2)
-    tile = turned_rows(chain.rows, bool(sums), device) if whole else TYPICAL_ROWS // 2 if few else TYPICAL_ROWS
-    programs = min(device.sms, ceil_div(chain.rows, tile))
+    few = not whole and (sums or chain.walk.tiles(TYPICAL_ROWS) <= device.sms // 2)
+    tile = turned_rows(chain.walk, bool(sums), device) if whole else TYPICAL_ROWS // 2 if few else TYPICAL_ROWS
+    parts = min(max(1, device.sms // chain.problems), ceil_div(chain.rows, tile))
+    waves = ceil_div(chain.problems * parts, device.sms)
+    programs = chain.problems * parts / waves  # that work at a time
     work = _work(chain, traces, device) * (TURNED if whole else 1.0) + sum(t.nbytes for t in written) / 2 / STORE_RATE
-    walk = START + LATENCY * len(chain.dots) + moved / device.dram_bandwidth + work * device.sms / programs
-    partial = sum(made_by(s).type.numel * 4 * 2 * programs for s in sums)
-    finish = device.launch_seconds + partial / device.l2_bandwidth if sums and programs > 1 else 0.0
+    alone = START + LATENCY * len(chain.dots)
+    walk = waves * alone + moved / device.dram_bandwidth + work * device.sms / programs
+    partial = sum(made_by(s).type.numel * 4 * 2 * parts for s in sums)
+    finish = device.launch_seconds + partial / device.l2_bandwidth if sums and parts > 1 else 0.0
     return device.launch_seconds + walk + finish
 
 

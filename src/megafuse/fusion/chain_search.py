@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from megafuse.core.device import DeviceSpec
 from megafuse.fusion.anchors import Anchors
-from megafuse.fusion.chain import MOST_WIDTH, Finder, Member, chain_rows, make_chain, ordered
+from megafuse.fusion.chain import MOST_WIDTH, Finder, Member, chain_walks, make_chain, ordered
 from megafuse.fusion.chain_cost import MOST_SUMS_BYTES, chain_seconds, replaced_seconds, sums_bytes
 from megafuse.fusion.cost import NestCost
 from megafuse.fusion.items import Item
@@ -14,6 +14,7 @@ from megafuse.ir.chain import (
     Chain,
     RowNest,
     SumDot,
+    Walk,
     chain_traces,
     external_loads,
     external_reads,
@@ -37,11 +38,11 @@ NOTHING = NestCost(0.0, (), 0, 0, 0.0, 0, 0)
 def candidates(graph: Graph, anchors: Anchors, device: DeviceSpec, tf32: bool) -> Iterator[list[Chain]]:
     """For each set of stages that can be one kernel, the forms that it can have; of large graphs two."""
     many = len(graph.nodes) > MANY_NODES
-    for rows in chain_rows(graph):
-        finder = Finder(graph, anchors, rows, plain=rows > SINGLE_ROWS * device.sms)
+    for walk in chain_walks(graph):
+        finder = Finder(graph, anchors, walk, plain=walk.total > SINGLE_ROWS * device.sms)
         for forward in (True, False):
             for component in finder.components(forward):
-                forms = list(_forms(finder, component, forward, rows <= ROWS_AT_ONCE * device.sms))
+                forms = list(_forms(finder, component, forward, walk.tiles(ROWS_AT_ONCE) <= device.sms))
                 yield [forms[0], forms[-1]] if many and len(forms) > 2 else forms
 
 
@@ -53,7 +54,7 @@ def _forms(finder: Finder, component: Sequence[Member], forward: bool, once: boo
     sum; else they hold their sums over the walk.
     """
     if forward:
-        yield make_chain(finder.rows, component, (), True)
+        yield make_chain(finder.walk, component, (), True)
         return
     sums = [m for m in ordered(component) if isinstance(m.stage, SumDot)]
     known: set[tuple[frozenset[Node], frozenset[Node]]] = set()
@@ -65,7 +66,7 @@ def _forms(finder: Finder, component: Sequence[Member], forward: bool, once: boo
             key = frozenset(m.node for m in own), frozenset(m.node for m in again)
             if key not in known:
                 known.add(key)
-                yield make_chain(finder.rows, own, again, False)
+                yield make_chain(finder.walk, own, again, False)
 
 
 def _fitting(sums: Sequence[Member]) -> int:
@@ -81,12 +82,12 @@ def _fitting(sums: Sequence[Member]) -> int:
 
 def left_out(graph: Graph, chains: Sequence[Chain]) -> Iterator[str]:
     """Why dots with as many rows as some chain are not in one: their matrices are too large."""
-    rows, inside = {c.rows for c in chains}, {s.node for c in chains for s in c.dots}
+    walks, inside = {c.walk for c in chains}, {s.node for c in chains for s in c.dots}
     for dot in graph.nodes:
-        if not dot.is_a(Dot) or dot in inside or dot.shape[0] != 1 or dot.shape[1] not in rows:
+        if not dot.is_a(Dot) or dot in inside or Walk(*dot.shape[:2]) not in walks:
             continue
         inner, cols = dot.args[0].shape[2], dot.shape[2]
-        if inner not in rows and max(inner, cols) > MOST_WIDTH:
+        if Walk(dot.shape[0], inner) not in walks and max(inner, cols) > MOST_WIDTH:
             yield f"{dot!r} is in no chain: its matrix of {inner} x {cols} is wider than {MOST_WIDTH}"
 
 
@@ -94,7 +95,7 @@ def chain_item(chain: Chain, memory: Memory) -> Item:
     """The chain as an item of the search: what it reads from memory and which anchors it makes; without its cost."""
     traces = chain_traces(chain, memory)
     own = [s for s in chain.stages if isinstance(s, RowNest) and made_by(s) not in chain.again]
-    nest = Nest(Space((Axis("rows", chain.rows),), ()), tuple(s.nest.roots[0] for s in own))
+    nest = Nest(Space((Axis("rows", chain.walk.total),), ()), tuple(s.nest.roots[0] for s in own))
     matrices = dict.fromkeys(memory_of(n, memory) for s in chain.stages for n in matrices_of(s))
     loads = [load for load, _ in external_loads(chain, traces)]
     loads += [Inst("load", n, n.dtype, frozenset()) for n in matrices]

@@ -147,14 +147,14 @@ def _with_chains(plan: _Plan, best: list[CoverOption], extra: tuple[Node, ...]) 
             reason = f"in a chain {abs(gain):.1f} us {'less' if gain > 0 else 'more'} predicted"
             if gain > enough:
                 best, chains = trial, (*chains, *new)
-                said = f"{made} with {new[-1].rows} rows run as a chain: {gain:.1f} us less predicted"
+                said = f"{made} with {new[-1].walk} run as a chain: {gain:.1f} us less predicted"
                 if len(new) > 1:
                     said += ", with the chain of forward"
                     decisions = tuple(d for d in decisions if d not in [s for c, s in alone if c in new])
                     alone = [(c, s) for c, s in alone if c not in new]
                 decisions = (*decisions, said)
                 continue
-        said = f"{made} with {forms[0].rows} rows are products of their own: {reason}"
+        said = f"{made} with {forms[0].walk} are products of their own: {reason}"
         decisions = (*decisions, said)
         if forms[0].forward:
             alone.append((forms[0], said))

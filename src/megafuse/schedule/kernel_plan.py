@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from megafuse.ir.chain import Walk
 from megafuse.ir.graph import Node
 from megafuse.ir.index import Affine, Axis, Guard
 from megafuse.ir.nest import Root
@@ -42,7 +43,7 @@ class DotPlan:
 
 @dataclass(frozen=True)
 class ChainDotPlan:
-    """A dot of a chain; see ``ChainDot``. ``sums``: the value that holds its sums, of shape ``[chunks, K, N]``."""
+    """A dot of a chain; see ``ChainDot``. ``sums``: the value that holds its sums, of shape ``[chunks, P, K, N]``."""
 
     node: Node
     operands: tuple[int, ...]
@@ -53,7 +54,7 @@ class ChainDotPlan:
 class ChainPlan:
     """The order of a chain's phases and dots, its tile, and the values in memory that it reads and writes."""
 
-    rows: int
+    walk: Walk
     stages: tuple[int | ChainDotPlan, ...]
     tile: ChainTile
     rules: ChainRules
