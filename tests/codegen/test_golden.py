@@ -54,6 +54,7 @@ NAMES = (
     "chain_odd_bf16",
     "chain_shared_bf16",
     "chain_rows_f32",
+    "chain_problems_bf16",
 )
 PRINTERS = {"triton": print_triton, "numpy": print_numpy}
 

@@ -65,8 +65,10 @@ def chain_seconds(chain: Chain, memory: Memory, device: DeviceSpec, stored: Coll
     whole = turned(chain, device)
     few = not whole and (sums or chain.walk.tiles(TYPICAL_ROWS) <= device.sms // 2)
     tile = turned_rows(chain.walk, bool(sums), device) if whole else TYPICAL_ROWS // 2 if few else TYPICAL_ROWS
-    parts = min(max(1, device.sms // chain.problems), ceil_div(chain.rows, tile))
-    waves = ceil_div(chain.problems * parts, device.sms)
+    tiles = ceil_div(chain.rows, tile)
+    each = chain.walk.tiles_each(tile, device.sms)
+    waves = ceil_div(chain.problems * ceil_div(tiles, each), device.sms)
+    parts = min(max(1, waves * device.sms // chain.problems), tiles)
     programs = chain.problems * parts / waves  # that work at a time
     work = _work(chain, traces, device) * (TURNED if whole else 1.0) + sum(t.nbytes for t in written) / 2 / STORE_RATE
     alone = START + LATENCY * len(chain.dots)

@@ -51,6 +51,20 @@ class Walk:
         """Tiles of so many rows, none of which has rows of two problems."""
         return self.problems * ceil_div(self.rows, rows)
 
+    def tiles_each(self, rows: int, at_once: int) -> int:
+        """Tiles of so many rows that each program walks, where so many programs run ``at_once``.
+
+        A program has rows of one problem. Where as many programs of each as run at once would leave others idle, there
+        are up to twice as many, one after the other; each takes as long to start as to work on a tile.
+        """
+        tiles = ceil_div(self.rows, rows)
+        least, most = (ceil_div(tiles, max(1, n * at_once // self.problems)) for n in (2, 1))
+
+        def end(each: int) -> int:
+            return ceil_div(self.problems * ceil_div(tiles, each), at_once) * (each + 1)
+
+        return min(range(most, least - 1, -1), key=end)
+
     def axes(self, space: Space) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
         """The row axes of a walk: those of the problems, those of the rows."""
         count, size = 0, 1

@@ -52,7 +52,7 @@ def choose_chain_tile(request: ChainRequest, device: DeviceSpec) -> ChainTile:
     keeps = _shared(request, rows) + RESERVED <= device.shared_per_block
     per_sm = _per_sm(request, rows, device) if keeps and not request.sums else 1
     problems, tiles = request.walk.problems, ceil_div(request.walk.rows, rows)
-    walks = ceil_div(tiles, min(tiles, max(1, device.sms * per_sm // problems)))
+    walks = request.walk.tiles_each(rows, device.sms * per_sm)
     if per_sm > 1 and not request.plain:
         walks = min(walks, LONGEST_WALK)
     shares = _shares(request, device.sms // (problems * tiles)) if walks == 1 else 1

@@ -77,7 +77,9 @@ class _Printer:
     def _product(self, writer: Writer, stage: Product) -> None:
         operand, (problem, *steps) = stage.matrix, stage.matrix.strides
         shape = (stage.inner, stage.cols)
-        start = f"fixed * {problem} + " * (problem != 0 and self.program.problems > 1) + str(operand.offset)
+        start = str(operand.offset)
+        if problem and self.program.problems > 1:
+            start = f"fixed * {problem}" + f" + {operand.offset}" * bool(operand.offset)
         matrix = f"_matrix({self.buffers[operand.buffer]}, {start}, {shape}, {tuple(steps)})"
         name = self.namer.one(stage.dst)
         self.values[stage.dst] = Value(name, sum_type(stage.dtype), rows=True, cols=stage.cols > 1)
