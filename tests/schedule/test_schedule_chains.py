@@ -38,6 +38,34 @@ def test_every_tile_fits_and_covers_the_rows_once(rows: int, width: int, sums: b
     assert not tile.held or held <= DEVICE.shared_per_block
 
 
+@pytest.mark.parametrize("sums", [False, True])
+@pytest.mark.parametrize("rows", [2, 33, 640, 5000])
+@pytest.mark.parametrize("problems", [2, 3, 32, 50, 100, 132, 200, 5000])
+def test_tiles_of_several_problems(problems: int, rows: int, sums: bool) -> None:
+    asked = replace(request(rows, 128, 128, 128, sums=sums), walk=Walk(problems, rows))
+    tile = choose_chain_tile(asked, DEVICE)
+    assert chain_rules(asked, tile, DEVICE).problem(tile) == ""
+    chunks = -(-rows // tile.rows_per_chunk)
+    assert chunks * tile.rows_per_chunk >= rows > (chunks - 1) * tile.rows_per_chunk, "of each problem, once"
+    longest = tile.rows_per_chunk == LONGEST_WALK * tile.rows
+    assert chunks == 1 or chunks * problems <= 4 * DEVICE.sms or longest, "two waves, of two programs an SM"
+    if problems * rows >= 132 * 64:
+        assert chunks * problems >= DEVICE.sms // 2 - problems, "half of the device works, where rows are enough"
+
+
+@pytest.mark.parametrize("tiles", [1, 7, 131, 132, 133, 200, 264, 265, 1000, 16384])
+@pytest.mark.parametrize("at_once", [132, 264])
+def test_programs_of_one_problem_run_at_once(tiles: int, at_once: int) -> None:
+    assert Walk(1, tiles * 16).tiles_each(16, at_once) == -(-tiles // min(tiles, at_once))
+
+
+def test_some_waves_end_earlier_than_one() -> None:
+    assert Walk(32, 64 * 100).tiles_each(64, 132) == 25, "four programs of each problem, at once"
+    assert Walk(72, 64 * 90).tiles_each(64, 132) == 30, "three of each problem in two waves: one wave would walk 90"
+    assert Walk(72, 64).tiles_each(64, 132) == 1
+    assert Walk(1000, 640).tiles_each(64, 132) == 10, "a program walks a problem"
+
+
 def test_small_problems_are_spread_over_the_device() -> None:
     tiny = choose_chain_tile(request(16, 48, 64, 40, 24, dtype=DType.F32), DEVICE)
     assert (tiny.rows, tiny.rows_per_chunk) == (1, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from megafuse.core.device import DeviceSpec
+from megafuse.core.sizes import is_open
 from megafuse.fusion.anchors import Anchors
 from megafuse.fusion.chain import MOST_WIDTH, Finder, Member, chain_walks, make_chain, ordered
 from megafuse.fusion.chain_cost import MOST_SUMS_BYTES, chain_seconds, replaced_seconds, sums_bytes
@@ -81,14 +82,21 @@ def _fitting(sums: Sequence[Member]) -> int:
 
 
 def left_out(graph: Graph, chains: Sequence[Chain]) -> Iterator[str]:
-    """Why dots with as many rows as some chain are not in one: their matrices are too large."""
+    """Why dots are in no chain: matrices too large beside a chain of as many rows, or open sizes."""
+    sizes_open = sum(dot.is_a(Dot) and _has_open_sizes(dot) for dot in graph.nodes)
+    if sizes_open > 1:
+        yield f"{sizes_open} products are in no chain: their sizes are open"
     walks, inside = {c.walk for c in chains}, {s.node for c in chains for s in c.dots}
     for dot in graph.nodes:
-        if not dot.is_a(Dot) or dot in inside or Walk(*dot.shape[:2]) not in walks:
+        if not dot.is_a(Dot) or dot in inside or _has_open_sizes(dot) or Walk(*dot.shape[:2]) not in walks:
             continue
         inner, cols = dot.args[0].shape[2], dot.shape[2]
         if Walk(dot.shape[0], inner) not in walks and max(inner, cols) > MOST_WIDTH:
             yield f"{dot!r} is in no chain: its matrix of {inner} x {cols} is wider than {MOST_WIDTH}"
+
+
+def _has_open_sizes(dot: Node) -> bool:
+    return any(is_open(n) for n in (*dot.shape, dot.args[0].shape[2]))
 
 
 def chain_item(chain: Chain, memory: Memory) -> Item:
