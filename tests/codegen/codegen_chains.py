@@ -11,7 +11,7 @@ from codegen_blocks import COL, F32, NP, ROW, TILE, Block, Case, index, param, r
 from codegen_running import EXACT
 from megafuse.codegen.chain_program import ChainProgram, Product, RowSums
 from megafuse.codegen.dot_program import Matrices
-from megafuse.codegen.program import Axis, ColReduce, Convert, Load, Lookup, Phase, Within
+from megafuse.codegen.program import Affine, Axis, ColReduce, Convert, Load, Lookup, Phase, Within
 from megafuse.core.dtypes import DType
 from megafuse.ir.chain import block
 
@@ -22,7 +22,8 @@ TABLE = 9  # rows of a table
 class Chain:
     """``h = relu(x @ w1^T + b1)``, ``y = h @ w2``; sums over the rows of ``x^T h`` and of ``h``, per chunk.
 
-    ``by_index``: the rows of ``x`` are those of a table at given integers, 0 outside of it.
+    ``by_index``: the rows of ``x`` are those of a table at given integers, 0 outside of it. ``problems``: each has
+    rows, matrices, a bias and sums of its own; ``x`` holds ``[rows, problems, K]``, ``y`` ``[problems, rows, N]``.
     """
 
     name: str
@@ -36,10 +37,11 @@ class Chain:
     early: bool = False
     by_index: bool = False
     shares: int = 1
+    problems: int = 1
 
     @property
     def chunks(self) -> int:
-        """Programs."""
+        """Programs of each problem."""
         return -(-self.rows // self.rows_per_chunk)
 
     def case(self) -> Case:
@@ -48,31 +50,34 @@ class Chain:
         return Case(self.name, self.program(), inputs, expected, signs)  # type: ignore[arg-type]
 
     def program(self) -> ChainProgram:
-        (k, n, o), dtype, rows = self.widths, self.dtype, self.rows
+        (k, n, o), dtype, rows, several = self.widths, self.dtype, self.rows, self._several
         height = TABLE if self.by_index else rows
         params = (
-            param("x", dtype, (height, k)), param("w1", dtype, (n, k)), param("b1", dtype, (n,)),
-            param("w2", dtype, (n, o)), param("y", dtype, (rows, o), written=True),
-            param("dw", F32, (self.chunks, k, n), written=True), param("db", F32, (self.chunks, n), written=True),
+            param("x", dtype, (height, *several, k)), param("w1", dtype, (*several, n, k)),
+            param("b1", dtype, (*several, n)), param("w2", dtype, (*several, n, o)),
+            param("y", dtype, (*several, rows, o), written=True),
+            param("dw", F32, (self.chunks, *several, k, n), written=True),
+            param("db", F32, (self.chunks, *several, n), written=True),
         )  # fmt: skip
         params = (param("i", DType.I64, (rows,)), *params) if self.by_index else params
         load, act, out = self._loaded(), Block(), Block()
         act.note("src[mlp.py:7]: h = relu(x @ w1.T + b1)")
-        act.load("b1_v1", "b1", index(c=1), COL, dtype)
+        act.load("b1_v1", "b1", self._index(n, c=1), COL, dtype)
         act.map("z", "add", "acc0", "b1_v1")
         act.items.append(Convert("z0", "z", TILE, F32, F32, dtype if dtype is not F32 else None))
         act.map("h", "maximum", "z0", 0.0)
         act.items.append(Convert("h0", "h", TILE, F32, dtype))
-        at = index(chunk=n, c=1) if self.chunks > 1 else index(c=1)
+        at = self._index(n, chunk=self.problems * n, c=1) if self.chunks > 1 else self._index(n, c=1)
         act.items.append(ColReduce("acc_db", "h", TILE, "sum", F32, "db", at, F32))
-        out.store("y", index(r=o, c=1), "acc1", TILE, dtype)
-        sums = Matrices("dw", (k * n if self.chunks > 1 else 0, n, 1))
+        out.store("y", self._index(rows * o, r=o, c=1), "acc1", TILE, dtype)
+        sums = Matrices("dw", (k * n if self.chunks * self.problems > 1 else 0, n, 1))
+        step = int(self.problems > 1)  # between matrices, times their size
         stages = (
             self._phase(load, k),
-            Product("acc0", "x_v1", Matrices("w1", (0, 1, k)), k, n, dtype),
+            Product("acc0", "x_v1", Matrices("w1", (step * n * k, 1, k)), k, n, dtype),
             self._phase(act, n),
             RowSums("sums0", "x_v1", "h0", k, n, sums, dtype),
-            Product("acc1", "h0", Matrices("w2", (0, o, 1)), n, o, dtype),
+            Product("acc1", "h0", Matrices("w2", (step * n * o, o, 1)), n, o, dtype),
             self._phase(out, o),
         )
         return ChainProgram(
@@ -83,7 +88,7 @@ class Chain:
     def _loaded(self) -> Block:
         load, k = Block(), self.widths[0]
         if not self.by_index:
-            load.load("x_v1", "x", index(r=k, c=1), TILE, self.dtype)
+            load.load("x_v1", "x", self._index(k, r=self.problems * k, c=1), TILE, self.dtype)
             return load
         load.load("i_v1", "i", index(r=1), ROW, DType.I64)
         load.items.append(Within("within0", "i_v1", TABLE, ROW, DType.I64))
@@ -92,16 +97,26 @@ class Chain:
         load.map("x_v1", "where", "within0", "x_found", 0.0, arg=self.dtype, out=self.dtype)
         return load
 
+    @property
+    def _several(self) -> tuple[int, ...]:
+        """The dim of the problems, if there are several."""
+        return (self.problems,) if self.problems > 1 else ()
+
+    def _index(self, step: int, **terms: int) -> Affine:
+        """An index that moves by ``step`` from problem to problem."""
+        return index(**({"p": step} if self.problems > 1 else {}), **terms)
+
     def _phase(self, build: Block, cols: int) -> Phase:
         return Phase(
-            "phase", (), (Axis("r", self.rows),), (Axis("c", cols),), self.row_tile, self.rows_per_chunk,
-            build.done(), (block(cols),),
+            "phase", tuple(Axis("p", n) for n in self._several), (Axis("r", self.rows),), (Axis("c", cols),),
+            self.row_tile, self.rows_per_chunk, build.done(), (block(cols),),
         )  # fmt: skip
 
     def _arrays(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Whole numbers and eighths, whose sums of products are exact in fp32, in any order."""
         k, n, o = self.widths
-        shapes = {"x": (TABLE if self.by_index else self.rows, k), "w1": (n, k), "b1": (n,), "w2": (n, o)}
+        several, height = self._several, TABLE if self.by_index else self.rows
+        shapes = {"x": (height, *several, k), "w1": (*several, n, k), "b1": (*several, n), "w2": (*several, n, o)}
         inputs = {
             name: (rng(self.name + name).integers(-3, 4, shape) / (1 if name[0] == "x" else 8)).astype(NP[self.dtype])
             for name, shape in shapes.items()
@@ -114,11 +129,12 @@ class Chain:
         if self.by_index:
             at = inputs["i"] = rng(self.name).integers(-1, TABLE + 1, self.rows)
             x = np.where(((at >= 0) & (at < TABLE))[:, None], x[at.clip(0, TABLE - 1)], 0.0)
-        h = np.maximum(rounded(x @ w1.T + b1), 0)
+        x, w1, b1 = x.swapaxes(0, -2), w1.swapaxes(-1, -2), b1[..., None, :]
+        h = np.maximum(rounded(x @ w1 + b1), 0)
         cuts = range(self.rows_per_chunk, self.rows, self.rows_per_chunk)
-        parts = list(zip(np.split(x, cuts), np.split(h, cuts), strict=True))
-        dw = np.stack([a.T @ b for a, b in parts])
-        return inputs, {"y": rounded(h @ w2), "dw": dw, "db": np.stack([b.sum(0) for _, b in parts])}
+        parts = list(zip(np.split(x, cuts, -2), np.split(h, cuts, -2), strict=True))
+        dw = np.stack([a.swapaxes(-1, -2) @ b for a, b in parts])
+        return inputs, {"y": rounded(h @ w2), "dw": dw, "db": np.stack([b.sum(-2) for _, b in parts])}
 
 
 def chains(dtype: DType) -> Iterator[Chain]:
@@ -135,7 +151,13 @@ def chains(dtype: DType) -> Iterator[Chain]:
     yield Chain(f"chain_uneven_{t}", dtype, 80, (16, 32, 16), 16, 32)
     yield Chain(f"chain_shared_{t}", dtype, 37, (5, 20, 3), 16, 16, shares=2)
     yield Chain(f"chain_shared_whole_{t}", dtype, 32, (16, 32, 16), 32, 32, turned=True, shares=3)
+    yield Chain(f"chain_problems_{t}", dtype, 37, (5, 20, 3), 16, 32, problems=3)
+    yield Chain(f"chain_problems_once_{t}", dtype, 13, (16, 32, 16), 16, 16, problems=5)
+    yield Chain(f"chain_problems_walk_{t}", dtype, 100, (17, 33, 40), 16, 112, problems=2, held=False)
+    yield Chain(f"chain_problems_turned_{t}", dtype, 96, (16, 32, 16), 16, 32, problems=3, turned=True, early=True)
+    yield Chain(f"chain_problems_shared_{t}", dtype, 37, (5, 20, 3), 16, 16, problems=3, shares=2)
     if dtype is F32:
+        yield Chain(f"chain_problems_rows_{t}", dtype, 5, (12, 16, 9), 1, 2, problems=3)
         yield Chain(f"chain_rows_{t}", dtype, 5, (12, 16, 9), 1, 2)
         yield Chain(f"chain_rows_shared_{t}", dtype, 5, (12, 16, 9), 1, 1, shares=2)
 

@@ -55,6 +55,7 @@ NAMES = (
     "chain_shared_bf16",
     "chain_sums_100_bf16",
     "chain_rows_f32",
+    "chain_problems_bf16",
 )
 PRINTERS = {"triton": print_triton, "numpy": print_numpy}
 

@@ -9,12 +9,12 @@ import pytest
 from fusion_graphs import DEVICE, arg, graph
 from megafuse.core.dtypes import DType
 from megafuse.fusion.anchors import choose_anchors
-from megafuse.fusion.chain import Finder, make_chain, row_nest
+from megafuse.fusion.chain import Finder, make_chain, row_nests
 from megafuse.fusion.chain_cost import chain_seconds, library_seconds
 from megafuse.fusion.epilogue import DotRule
 from megafuse.fusion.plan import Cover
 from megafuse.fusion.planner import cover_options
-from megafuse.ir.chain import RowDot, SumDot, external_reads, made_by
+from megafuse.ir.chain import RowDot, SumDot, Walk, external_reads, made_by
 from megafuse.ir.graph import Builder, Graph, Node
 from megafuse.schedule.step import build_step
 from megafuse.schedule.types import DotCall, Launch
@@ -78,7 +78,7 @@ def test_what_needs_all_rows_splits_a_chain() -> None:
     hidden = layers(b, arg(b, 0, 1, 256, 32, dtype=F32), 32, 32)
     centred = b.map("sub", hidden, b.map("mul", b.reduce("sum", hidden, [1], keepdim=True), 1 / 256))
     made = whole(layers(b, centred, 32, 32, first=5))
-    finder = Finder(made, choose_anchors(made, {}), 256)
+    finder = Finder(made, choose_anchors(made, {}), Walk(1, 256))
     groups = [[m.node for m in c if isinstance(m.stage, RowDot)] for c in finder.components(True)]
     assert [len(g) for g in groups] == [2, 2]
     assert not set(groups[0]) & set(groups[1])
@@ -90,7 +90,7 @@ def test_a_matrix_that_depends_on_the_rows_is_none_for_a_chain() -> None:
     first = b.dot(x, arg(b, 1, 1, 64, 64, role="param", dtype=BF16), BF16)
     second = b.dot(relu(b, x), relu(b, first), BF16)
     made = whole(second)
-    finder = Finder(made, choose_anchors(made, {}), 64)
+    finder = Finder(made, choose_anchors(made, {}), Walk(1, 64))
     assert finder.components(True) == []
 
 
@@ -99,7 +99,7 @@ def test_rows_are_told_from_columns_by_how_they_lie() -> None:
     b = Builder()
     x, y = arg(b, 0, 1, 64, 64, dtype=BF16), arg(b, 1, 1, 64, 64, dtype=BF16)
     made = whole(b.dot(b.permute(x, (0, 2, 1)), y, BF16))
-    finder = Finder(made, choose_anchors(made, {}), 64)
+    finder = Finder(made, choose_anchors(made, {}), Walk(1, 64))
     (member,) = finder.members.values()
     assert isinstance(member.stage, SumDot) and member.sums
 
@@ -108,9 +108,9 @@ def test_rows_are_told_from_columns_by_how_they_lie() -> None:
 def test_row_values(shape: tuple[int, ...]) -> None:
     b = Builder()
     node = b.map("neg", arg(b, 0, *shape))
-    nest = row_nest(node, 32)
-    assert nest is not None and nest.space.num_rows == 32
-    assert row_nest(node, 5) is None
+    (nest,) = row_nests(node, Walk(1, 32))
+    assert nest.space.num_rows == 32
+    assert not list(row_nests(node, Walk(1, 5)))
 
 
 def test_what_is_made_in_place_is_not_read_from_memory() -> None:
@@ -118,8 +118,8 @@ def test_what_is_made_in_place_is_not_read_from_memory() -> None:
     x = arg(b, 0, 1, 128, 16, dtype=BF16)
     made = whole(layers(b, x, 32, 8))
     anchors = choose_anchors(made, {})
-    (component,) = Finder(made, anchors, 128).components(True)
-    chain = make_chain(128, component, (), True)
+    (component,) = Finder(made, anchors, Walk(1, 128)).components(True)
+    chain = make_chain(Walk(1, 128), component, (), True)
     assert set(external_reads(chain, anchors.materialised)) == set(made.inputs)
     assert made_by(chain.stages[-1]) is made.outputs[0]
 
@@ -128,11 +128,91 @@ def test_the_price_of_a_chain() -> None:
     b = Builder()
     made = whole(layers(b, arg(b, 0, 1, 1 << 20, 128, dtype=BF16), 128, 128))
     anchors = choose_anchors(made, {})
-    (component,) = Finder(made, anchors, 1 << 20).components(True)
-    chain = make_chain(1 << 20, component, (), True)
+    (component,) = Finder(made, anchors, Walk(1, 1 << 20)).components(True)
+    chain = make_chain(Walk(1, 1 << 20), component, (), True)
     least = chain_seconds(chain, anchors.materialised, DEVICE, {made.outputs[0]})
     stored = chain_seconds(chain, anchors.materialised, DEVICE, {s.node for s in chain.dots})
     assert 2 * 2.0**28 / DEVICE.dram_bandwidth < least < stored
     assert least < library_seconds([s.node for s in chain.dots], DEVICE, False) * 2
     slow = replace(DEVICE, fp32_rate=DEVICE.fp32_rate / 100)
     assert chain_seconds(chain, anchors.materialised, slow, {made.outputs[0]}) > 5 * least
+
+
+# --- several problems -------------------------------------------------------------------------------------------------
+
+
+def several(b: Builder, x: Node, *widths: int, rows_first: bool = False) -> Node:
+    """``[P, M, K]`` through a matrix of each problem after the other; what is between may lie as ``[M, P, K]``."""
+    for number, width in enumerate(widths):
+        weight = arg(b, 1 + number, x.shape[0], x.shape[2], width, role="param", dtype=x.dtype)
+        if rows_first:
+            x = b.permute(relu(b, b.permute(x, (1, 0, 2))), (1, 0, 2))
+        x = b.dot(x if rows_first else relu(b, x), weight, x.dtype)
+    return x
+
+
+@pytest.mark.parametrize("rows_first", [False, True])
+@pytest.mark.parametrize(("problems", "rows"), [(16, 200), (7, 2), (64, 64)])
+def test_matrices_of_each_problem_are_one_chain(problems: int, rows: int, rows_first: bool) -> None:
+    b = Builder()
+    x = arg(b, 0, problems, rows, 64, dtype=BF16)
+    cover = cover_of(whole(several(b, x, 64, 33, 64, rows_first=rows_first)))
+    assert widths_of(cover) == [[64, 33, 64]], cover.decisions
+    assert [c.walk for c in cover.chains] == [Walk(problems, rows)]
+    step = build_step(cover, DEVICE)
+    assert [type(c) for c in step.forward if isinstance(c, (Launch, DotCall))] == [Launch]
+    (kernel,) = step.kernels
+    assert all([a.size for a in p.fixed] == [problems] for p in kernel.phases)
+
+
+def test_rows_are_found_as_dots_read_them() -> None:
+    """``[16, 16, N]`` may have problems first, or rows."""
+    b = Builder()
+    x = b.dot(arg(b, 0, 16, 16, 8, dtype=BF16), arg(b, 1, 16, 8, 24, role="param", dtype=BF16), BF16)
+    node = relu(b, b.permute(x, (1, 0, 2)))
+    made = whole(b.dot(b.permute(node, (1, 0, 2)), arg(b, 2, 16, 24, 8, role="param", dtype=BF16), BF16))
+    finder = Finder(made, choose_anchors(made, {}), Walk(16, 16))
+    assert len(list(row_nests(node, finder.walk))) == 2
+    assert finder.steps[node] == 16 * 24
+    (component,) = finder.components(True)
+    chain = make_chain(finder.walk, component, (), True)
+    assert set(external_reads(chain, finder.memory)) == set(made.inputs)
+
+
+def test_what_lies_the_other_way_round_is_read_from_memory() -> None:
+    """Row 3 of problem 5 is no row 5 of problem 3."""
+    b = Builder()
+    x = b.dot(arg(b, 0, 16, 16, 8, dtype=BF16), arg(b, 1, 16, 8, 24, role="param", dtype=BF16), BF16)
+    crossed = relu(b, b.permute(x, (1, 0, 2)))
+    made = whole(b.dot(crossed, arg(b, 2, 16, 24, 8, role="param", dtype=BF16), BF16))
+    finder = Finder(made, choose_anchors(made, {}), Walk(16, 16))
+    assert finder.components(True) == []
+
+
+def test_rows_that_all_problems_share_are_none_for_a_chain() -> None:
+    b = Builder()
+    x = b.expand(arg(b, 0, 1, 32, 8, dtype=BF16), (4, 32, 8))
+    made = whole(b.dot(x, arg(b, 1, 4, 8, 8, role="param", dtype=BF16), BF16))
+    assert not Finder(made, choose_anchors(made, {}), Walk(4, 32)).members
+
+
+@pytest.mark.parametrize(("axes", "sums"), [((1,), True), ((0, 1), True), ((0,), False)])
+def test_sums_over_the_rows_of_each_problem_or_of_all(axes: tuple[int, ...], sums: bool) -> None:
+    b = Builder()
+    node = b.reduce("sum", arg(b, 0, 4, 32, 8), list(axes))
+    assert [n.roots[0].by_rows for n in row_nests(node, Walk(4, 32))] == [True] * sums
+
+
+def test_a_device_that_problems_leave_idle_costs() -> None:
+    """As many rows in few problems, each of few rows, and in one."""
+    prices = []
+    for problems, rows in ((1, 132 * 64), (2, 66 * 64), (132, 64), (133, 64)):
+        b = Builder()
+        made = whole(several(b, arg(b, 0, problems, rows, 128, dtype=BF16), 128, 128))
+        anchors = choose_anchors(made, {})
+        (component,) = Finder(made, anchors, Walk(problems, rows)).components(True)
+        chain = make_chain(Walk(problems, rows), component, (), True)
+        matrices = 128 * 128 * 2 * 2 * problems / DEVICE.dram_bandwidth
+        prices.append(chain_seconds(chain, anchors.materialised, DEVICE, {made.outputs[0]}) - matrices)
+    assert prices[:3] == pytest.approx([prices[0]] * 3, rel=0.02)
+    assert prices[3] > 1.3 * prices[0], "a second wave for one problem"

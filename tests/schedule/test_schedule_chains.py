@@ -13,7 +13,7 @@ from megafuse.compiler.driver import compile_call
 from megafuse.compiler.engine import dot_rule
 from megafuse.core.device import device_spec
 from megafuse.core.dtypes import DType
-from megafuse.ir.chain import block, turned, turned_rows
+from megafuse.ir.chain import Walk, block, turned, turned_rows
 from megafuse.schedule.chain_tiling import LONGEST_WALK, ChainRequest, chain_rules, choose_chain_tile
 
 DEVICE = device_spec(90)
@@ -21,7 +21,7 @@ DEVICE = device_spec(90)
 
 def request(rows: int, *widths: int, sums: bool = False, dtype: DType = DType.BF16) -> ChainRequest:
     edges = tuple(itertools.pairwise(widths))
-    return ChainRequest(rows, widths, edges, edges if sums else (), dtype, dtype is DType.F32)
+    return ChainRequest(Walk(1, rows), widths, edges, edges if sums else (), dtype, dtype is DType.F32)
 
 
 @pytest.mark.parametrize("sums", [False, True])
@@ -36,6 +36,34 @@ def test_every_tile_fits_and_covers_the_rows_once(rows: int, width: int, sums: b
     assert tile.rows * block(width) * 4 <= 64 * 4 * 32 * tile.num_warps, "a row value takes 64 registers of a thread"
     held = 2 * block(width) ** 2 * 2
     assert not tile.held or held <= DEVICE.shared_per_block
+
+
+@pytest.mark.parametrize("sums", [False, True])
+@pytest.mark.parametrize("rows", [2, 33, 640, 5000])
+@pytest.mark.parametrize("problems", [2, 3, 32, 50, 100, 132, 200, 5000])
+def test_tiles_of_several_problems(problems: int, rows: int, sums: bool) -> None:
+    asked = replace(request(rows, 128, 128, 128, sums=sums), walk=Walk(problems, rows))
+    tile = choose_chain_tile(asked, DEVICE)
+    assert chain_rules(asked, tile, DEVICE).problem(tile) == ""
+    chunks = -(-rows // tile.rows_per_chunk)
+    assert chunks * tile.rows_per_chunk >= rows > (chunks - 1) * tile.rows_per_chunk, "of each problem, once"
+    longest = tile.rows_per_chunk == LONGEST_WALK * tile.rows
+    assert chunks == 1 or chunks * problems <= 4 * DEVICE.sms or longest, "two waves, of two programs an SM"
+    if problems * rows >= 132 * 64:
+        assert chunks * problems >= DEVICE.sms // 2 - problems, "half of the device works, where rows are enough"
+
+
+@pytest.mark.parametrize("tiles", [1, 7, 131, 132, 133, 200, 264, 265, 1000, 16384])
+@pytest.mark.parametrize("at_once", [132, 264])
+def test_programs_of_one_problem_run_at_once(tiles: int, at_once: int) -> None:
+    assert Walk(1, tiles * 16).tiles_each(16, at_once) == -(-tiles // min(tiles, at_once))
+
+
+def test_some_waves_end_earlier_than_one() -> None:
+    assert Walk(32, 64 * 100).tiles_each(64, 132) == 25, "four programs of each problem, at once"
+    assert Walk(72, 64 * 90).tiles_each(64, 132) == 30, "three of each problem in two waves: one wave would walk 90"
+    assert Walk(72, 64).tiles_each(64, 132) == 1
+    assert Walk(1000, 640).tiles_each(64, 132) == 10, "a program walks a problem"
 
 
 def test_small_problems_are_spread_over_the_device() -> None:
@@ -108,8 +136,8 @@ def test_tiles_are_turned_only_where_all_lines_of_shared_memory_are_full(
 @pytest.mark.parametrize("rows", [40, 33 * 16 + 1, 33 * 32 + 1, 132 * 16, 132 * 16 + 1, 132 * 32, 132 * 32 + 1])
 def test_narrow_tiles_are_for_few_rows(rows: int, sums: bool, programs: int) -> None:
     expected = next((n for n in (16, 32) if rows <= programs * n), 64)
-    assert turned_rows(rows, sums, DEVICE) == expected
-    assert turned_rows(rows, sums, replace(DEVICE, narrow_tiles=False)) == 64
+    assert turned_rows(Walk(1, rows), sums, DEVICE) == expected
+    assert turned_rows(Walk(1, rows), sums, replace(DEVICE, narrow_tiles=False)) == 64
     asked = replace(request(rows, 128, 128, 128, sums=sums), turned=True)
     tile = choose_chain_tile(asked, DEVICE)
     assert (tile.rows, tile.rows_per_chunk, tile.early) == (expected, max(expected, tile.rows_per_chunk), False)
@@ -130,7 +158,7 @@ def test_sums_alone_are_loaded_ahead_by_as_many_programs_as_other_chains_with_su
     rows: int, widths: tuple[int, int]
 ) -> None:
     loaded = 2 * sum(map(block, widths))
-    asked = ChainRequest(rows, widths, (), (widths,), DType.F16, False, loaded, products=1, streamed=True)
+    asked = ChainRequest(Walk(1, rows), widths, (), (widths,), DType.F16, False, loaded, products=1, streamed=True)
     tile = choose_chain_tile(asked, DEVICE)
     assert chain_rules(asked, tile, DEVICE).problem(tile) == ""
     assert tile.num_stages * tile.rows * loaded <= DEVICE.shared_per_block

@@ -26,6 +26,7 @@ from megafuse.compiler.variants import (
     subjects,
 )
 from megafuse.core.dtypes import DType
+from megafuse.ir.chain import Walk
 from megafuse.runtime.offline import CompileReport
 from megafuse.runtime.plan_store import Entry, TuningWarning, read_entry, read_plan, write_entry, write_plan
 from megafuse.tune.bench import Bench
@@ -37,10 +38,10 @@ from tune_chains import CHAINS, RUN, by_form, chained, mlp
 from tune_helpers import CASES, DEVICE, bench_with
 
 HERE = Path(__file__).parent
-WALK = ChainRules(10_000, 128, sums=False, split=True, plain=False, turns=True, narrow=True, unit=64, sms=132)
+WALK = ChainRules(Walk(1, 10_000), 128, sums=False, split=True, plain=False, turns=True, narrow=True, unit=64, sms=132)
 SUMS = replace(WALK, sums=True)
-WHOLE = replace(SUMS, rows=100, split=False)
-SHARED = replace(SUMS, rows=100, most_shares=3)
+WHOLE = replace(SUMS, walk=Walk(1, 100), split=False)
+SHARED = replace(SUMS, walk=Walk(1, 100), most_shares=3)
 PLAIN = replace(WALK, width=64, plain=True, turns=False)
 LEGAL = {
     "walk": (WALK, ChainTile(64, 128, 4, 2, early=True)),

@@ -22,7 +22,7 @@ from megafuse.codegen.program import (
     TileProgram,
 )
 from megafuse.core.dtypes import DType
-from megafuse.ir.chain import block, is_in_place
+from megafuse.ir.chain import Walk, block, made_step, row_step
 from megafuse.ir.graph import Node
 from megafuse.ir.index import axis_index
 from megafuse.ir.trace import Inst
@@ -43,8 +43,8 @@ def lower_schedule(kernel: KernelSchedule, buffers: Buffers, names: Names) -> Ti
 class _Made:
     """Names of the values that stages have made so far, and how often each name was asked for."""
 
-    rows: int
-    values: dict[Node, str] = field(default_factory=dict)
+    walk: Walk
+    values: dict[tuple[Node, int | None], str] = field(default_factory=dict)  # by how far apart rows lie, too
     taken: dict[str, int] = field(default_factory=dict)
 
     def name(self, base: str) -> str:
@@ -58,7 +58,7 @@ class _Made:
 class _RowLowering(PhaseLowering):
     """A phase of a chain."""
 
-    made: _Made = field(default_factory=lambda: _Made(0))
+    made: _Made = field(default_factory=lambda: _Made(Walk(1, 0)))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,14 +66,15 @@ class _RowLowering(PhaseLowering):
         self.taken = self.made.taken
 
     def _statement(self, inst: Inst) -> Statement | None:
-        if inst.kind != "load" or not is_in_place(inst, self.trace.nest.space, self.made.rows):
+        step = row_step(inst, self.trace.nest.space, self.made.walk) if inst.kind == "load" else None
+        if step is None:
             return super()._statement(inst)
-        if inst.node in self.made.values:
-            self.values[inst] = self.made.values[inst.node]
+        if (inst.node, step) in self.made.values:
+            self.values[inst] = self.made.values[inst.node, step]
             return None
         load = super()._statement(inst)
         if not inst.guards:
-            self.made.values[inst.node] = self.values[inst]  # later stages find it in registers
+            self.made.values[inst.node, step] = self.values[inst]  # later stages find it in registers
         return load
 
     def result(self) -> str:
@@ -87,7 +88,7 @@ class _ChainLowering:
 
     def __init__(self, kernel: KernelSchedule, chain: ChainPart, buffers: Buffers, names: Names) -> None:
         self.kernel, self.chain, self.buffers, self.names = kernel, chain, buffers, names
-        self.made = _Made(chain.rows, taken=dict.fromkeys(buffers, 1))
+        self.made = _Made(chain.walk, taken=dict.fromkeys(buffers, 1))
         self.results: dict[int, str] = {}
         self.stages: list[Stage] = []
 
@@ -121,7 +122,8 @@ class _ChainLowering:
         self.results[at] = lowering.result()
         (root,) = schedule.trace.nest.roots
         if not root.by_rows:
-            self.made.values.setdefault(root.anchor.node, self.results[at])
+            step = made_step(schedule.trace.nest, self.chain.walk)
+            self.made.values.setdefault((root.anchor.node, step), self.results[at])
         if phase.passes[0].body:
             self.stages.append(phase)
 
@@ -141,7 +143,7 @@ class _ChainLowering:
             rounded = self.made.name("y")
             body.append(Convert(rounded, sums, level, DType.F32, node.dtype))
             sums = rounded
-        self.made.values[node] = sums
+        self.made.values[node, cols] = sums
         if any(not isinstance(item, Note) for item in body):
             self.stages.append(self._columns(cols, tuple(body)))
 
@@ -159,11 +161,11 @@ class _ChainLowering:
         return biased
 
     def _columns(self, cols: int, body: tuple[Statement | Note, ...]) -> Phase:
-        tile = self.chain.tile
+        tile, problems = self.chain.tile, self.chain.walk.problems
         return Phase(
             title="product",
-            fixed=(),
-            loop=(Axis("r0", self.chain.rows),),
+            fixed=(Axis("p0", problems),) if problems > 1 else (),
+            loop=(Axis("r0", self.chain.walk.rows),),
             cols=(Axis("c0", cols),) if cols > 1 else (),
             row_tile=tile.rows,
             rows_per_chunk=tile.rows_per_chunk,

@@ -4,9 +4,12 @@ Each program walks ``rows_per_chunk`` rows, ``row_tile`` at a time. For each row
 
 * a ``Phase`` computes values of the tile from memory and from what earlier stages made (names are those of the whole
   program); all phases have the same loop rows;
-* a ``Product`` multiplies a value ``[rows, K]`` by a matrix ``[K, N]`` that is the same for all rows;
+* a ``Product`` multiplies a value ``[rows, K]`` by a matrix ``[K, N]`` that is the same for all rows of a problem;
 * a ``RowSums`` adds ``left^T @ right`` (``[K, rows] x [rows, N]``) to fp32 sums, which each program stores when it has
   walked its rows: one part per chunk.
+
+Where the phases have fixed axes, the same ones in number, these are the *problems*: each has the loop rows and a matrix
+of its own, and its chunks are programs of their own.
 
 Columns beyond a value's width may hold anything: printers clear them where a product would read them. So do rows beyond
 the last, where they are summed over.
@@ -14,6 +17,7 @@ the last, where they are summed over.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from megafuse.codegen.dot_program import Matrices
@@ -28,7 +32,7 @@ FLAT_WARPS = 16  # whose registers hold most of a matrix
 
 @dataclass(frozen=True)
 class Product:
-    """``dst = a @ matrix`` in fp32 (fp64 of fp64), not rounded. ``matrix`` holds ``[1, inner, cols]``.
+    """``dst = a @ matrix`` in fp32 (fp64 of fp64), not rounded. ``matrix`` holds ``[problems, inner, cols]``.
 
     ``dtype``: of both operands.
 
@@ -45,7 +49,7 @@ class Product:
 
 @dataclass(frozen=True)
 class RowSums:
-    """``acc += left^T @ right``; in the end ``acc`` is stored to ``target``, which holds ``[chunks, rows, cols]``.
+    """``acc += left^T @ right``; in the end ``acc`` is stored to ``target``: ``[chunks * problems, rows, cols]``.
 
     In fp32, or fp64 of fp64.
     """
@@ -89,13 +93,9 @@ class ChainProgram:
     def __post_init__(self) -> None:
         first = self.phases[0]
         for phase in self.phases:
-            if (phase.loop_size, phase.row_tile, phase.rows_per_chunk) != (
-                first.loop_size,
-                first.row_tile,
-                first.rows_per_chunk,
-            ):
+            if _walked(phase) != _walked(first):
                 raise VerifyError(f"{self.name}: phase {phase.title!r} does not walk the rows of the first phase")
-            if phase.fixed or phase.col_block or phase.col_grid or len(phase.passes) != 1 or len(phase.pieces) != 1:
+            if phase.col_block or phase.col_grid or len(phase.passes) != 1 or len(phase.pieces) != 1:
                 raise VerifyError(f"{self.name}: phase {phase.title!r} does not hold its columns in one piece")
         if self.shares > 1 and first.rows_per_chunk != first.row_tile:
             raise VerifyError(f"{self.name}: programs that walk several row tiles share none")
@@ -143,18 +143,23 @@ class ChainProgram:
 
     @property
     def chunks(self) -> int:
-        """Programs."""
+        """Programs of each problem."""
         return self.phases[0].num_chunks
+
+    @property
+    def problems(self) -> int:
+        """How many there are."""
+        return math.prod(axis.size for axis in self.phases[0].fixed)
 
     @property
     def grid(self) -> tuple[int, int]:
         """Numbers of programs along the two grid axes."""
-        return (self.chunks, self.shares)
+        return (self.problems * self.chunks, self.shares)
 
     @property
     def dims(self) -> tuple[Dim, ...]:
         """The open sizes."""
-        return open_dims((self.params, [(p.loop, p.cols, p.rows_per_chunk, p.passes) for p in self.phases]))
+        return open_dims((self.params, [(p.fixed, p.loop, p.cols, p.rows_per_chunk, p.passes) for p in self.phases]))
 
     @property
     def inner(self) -> dict[str, int]:
@@ -166,9 +171,26 @@ class ChainProgram:
         """The phases as a tile program, for what depends on rows and parameters alone."""
         return TileProgram(self.name, self.doc, self.params, self.phases, self.num_warps, self.num_stages)
 
+    def read_beside(self, phase: Phase) -> set[str]:
+        """Values that stages other than ``phase`` read."""
+        found: set[str] = set()
+        for stage in self.stages:
+            if isinstance(stage, Product):
+                found.add(stage.a)
+            elif isinstance(stage, RowSums):
+                found |= {stage.left, stage.right}
+            elif stage is not phase:
+                found.update(name for statement in statements(stage) for name in reads(statement))
+        return found
+
     def param(self, buffer: str) -> Param:
         """The parameter of that name."""
         return next(p for p in self.params if p.name == buffer)
+
+
+def _walked(phase: Phase) -> tuple[int, ...]:
+    """What all phases have in common."""
+    return (math.prod(axis.size for axis in phase.fixed), phase.loop_size, phase.row_tile, phase.rows_per_chunk)
 
 
 def flat_chain(program: ChainProgram) -> ChainProgram:

@@ -177,7 +177,7 @@ def _chain(chain: ChainPart) -> str:
     dots = [s for s in chain.stages if not isinstance(s, int)]
     steps = [f"{s.node.args[0].shape[2]} -> {s.node.shape[2]}" for s in dots if s.sums is None]
     sums = [f"{s.node.shape[1]} x {s.node.shape[2]}" for s in dots if s.sums is not None]
-    text = f"{chain.rows} rows by matrices {', '.join(steps)}" if steps else f"{chain.rows} rows"
+    text = f"{chain.walk} by matrices {', '.join(steps)}" if steps else str(chain.walk)
     return f"{text}; sums over the rows: {', '.join(sums)}" if sums else text
 
 

@@ -4,13 +4,16 @@ A *row value* has M rows: its leading dims hold M elements, the others are its c
 values are made by nests (maps, reductions over a row), by dots with a matrix that does not depend on the rows, and are
 contracted by sums over the rows (gradients of weights and of biases). What is made in a chain is read there *in place*:
 element (row, column) by the program that made it. All other reads make two chains, with memory between them.
+
+Where dots have P problems, each with a matrix of its own, row values have M rows of each: ``[P, M, ...]`` or
+``[M, P, ...]``, whichever lies as the dots read and make it.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from megafuse.core.dependencies import members
@@ -18,7 +21,7 @@ from megafuse.core.dtypes import DType
 from megafuse.core.sizes import is_open
 from megafuse.fusion.anchors import Anchors
 from megafuse.fusion.units import number_units
-from megafuse.ir.chain import Chain, RowDot, RowNest, Stage, SumDot, block, is_in_place, operand_load
+from megafuse.ir.chain import Chain, RowDot, RowNest, Stage, SumDot, Walk, block, made_step, operand_load, row_step
 from megafuse.ir.graph import Graph, Node, contiguous_strides
 from megafuse.ir.index import Affine, Axis, Index, combine
 from megafuse.ir.nest import Anchor, Nest, Root, Space
@@ -47,27 +50,30 @@ class Member:
     apart: frozenset[Node]
 
 
-def chain_rows(graph: Graph) -> list[int]:
-    """Numbers of rows that chains may have, the most frequent among the dots first."""
-    counts: dict[int, int] = {}
+def chain_walks(graph: Graph) -> list[Walk]:
+    """What chains may walk, the most frequent among the dots first."""
+    counts: dict[Walk, int] = {}
     for node in graph.nodes:
         if not node.is_a(Dot) or any(is_open(n) for n in (*node.shape, node.args[0].shape[2])):
             continue
         problems, rows, cols = node.shape
-        if problems == 1 and rows > 1 and max(cols, node.args[0].shape[2]) <= MOST_WIDTH:
-            counts[rows] = counts.get(rows, 0) + 1
-    return sorted((m for m, n in counts.items() if n > 1), key=lambda m: (-counts[m], -m))
+        if rows > 1 and max(cols, node.args[0].shape[2]) <= MOST_WIDTH:
+            walk = Walk(problems, rows)
+            counts[walk] = counts.get(walk, 0) + 1
+    return sorted((w for w, n in counts.items() if n > 1), key=lambda w: (-counts[w], -w.total, w))
 
 
 class Finder:
-    """The stages that chains of ``rows`` rows can have in one graph, and the chains that these make."""
+    """The stages that chains of one ``walk`` can have in one graph, and the chains that these make."""
 
-    def __init__(self, graph: Graph, anchors: Anchors, rows: int, plain: bool = False) -> None:
+    def __init__(self, graph: Graph, anchors: Anchors, walk: Walk, plain: bool = False) -> None:
         """``plain``: fp32 products do without matrix units, on tiles of several rows."""
-        self.graph, self.rows, self.memory, self.plain = graph, rows, anchors.materialised, plain
+        self.graph, self.walk, self.memory, self.plain = graph, walk, anchors.materialised, plain
         self.forward = graph.forward_nodes()
         self.units = number_units(graph, anchors)
-        self.ambiguous = rows <= MOST_WIDTH
+        self.ambiguous = walk.rows <= MOST_WIDTH
+        self.steps: dict[Node, int | None] = {}  # between rows of what has them, as it is made
+        self.wanted = set(self._wanted()) if walk.problems > 1 else set()
         self.members: dict[Node, Member] = {}
         self.unit_of: dict[Node, int] = {}
         for anchor, unit in self.units.of_anchor.items():
@@ -133,11 +139,20 @@ class Finder:
     # --- what can be a stage ----------------------------------------------------------------------------------------
 
     def _anchored(self, anchor: Anchor) -> Member | None:
-        """The anchor as a row value made by a nest, or as a reduction of one."""
+        """The anchor as a row value made by a nest, or as a reduction of one.
+
+        Of two ways to find its rows, the one in which dots read it, or it reads what has been made.
+        """
         node = anchor.node
-        nest = row_nest(node, self.rows)
-        if nest is None or node.is_a(Concat):
+        found = [] if node.is_a(Concat) else [self._made(node, nest) for nest in row_nests(node, self.walk)]
+        ways = [way for way in found if way is not None]
+        if not ways:
             return None
+        member, self.steps[node] = max(ways, key=lambda way: ((node, way[1]) in self.wanted, -len(way[0].apart)))
+        return member
+
+    def _made(self, node: Node, nest: Nest) -> tuple[Member, int | None] | None:
+        """A value as what a nest makes, and how far apart its rows lie."""
         try:
             trace = trace_nest(nest, self.memory)
         except NestError:
@@ -147,22 +162,23 @@ class Finder:
             nest.space.col_names if value.kind == "reduce" else set()
         ):
             return None  # what does not vary along rows and columns is no row value
-        return self._member(node, RowNest(trace.nest), nest.roots[0].by_rows, [trace])
+        member = self._member(node, RowNest(trace.nest), nest.roots[0].by_rows, [trace])
+        return member, made_step(trace.nest, self.walk)
 
     def _multiplied(self, dot: Node) -> Member | None:
         """The dot as rows times a matrix, or as a sum over rows."""
         a, b, *bias = dot.args
         inner = a.shape[2]
-        if dot.shape[0] != 1 or dot.dtype not in FLOATS or not dot.dtype is a.dtype is b.dtype:
+        if dot.shape[0] != self.walk.problems or dot.dtype not in FLOATS or not dot.dtype is a.dtype is b.dtype:
             return None
         if any(is_open(n) for n in (*dot.shape, inner)):
             return None
-        if dot.shape[1] == self.rows and self._fits(inner, dot.shape[2], dot.dtype):
+        if dot.shape[1] == self.walk.rows and self._fits(inner, dot.shape[2], dot.dtype):
             trace = self._operand(a)
             if trace is not None:
                 matrices = frozenset(memory_of(n, self.memory) for n in (b, *bias))
                 return self._member(dot, RowDot(dot, trace.nest), False, [trace], matrices)
-        if inner == self.rows and self._fits(dot.shape[1], dot.shape[2], dot.dtype) and not bias:
+        if inner == self.walk.rows and self._fits(dot.shape[1], dot.shape[2], dot.dtype) and not bias:
             left, right = self._operand(a, turned=True), self._operand(b)
             if left is not None and right is not None:
                 return self._member(dot, SumDot(dot, left.nest, right.nest), True, [left, right])
@@ -181,56 +197,94 @@ class Finder:
         except NestError:
             return None
         load = operand_load(trace)
-        if load is None or (self.ambiguous and not _row_major(load, trace)):
+        if load is None or (self.ambiguous and not _row_major(load, trace, self.walk)):
             return None
+        if self.walk.problems > 1 and not trace.nest.space.row_names <= load.axes:
+            return None  # all problems have these rows: the other operand is no matrix of a problem
         return trace
+
+    def _wanted(self) -> Iterator[tuple[Node, int]]:
+        """How far apart rows lie in what dots read."""
+        for dot in self.graph.nodes:
+            if not dot.is_a(Dot) or dot.shape[0] != self.walk.problems:
+                continue
+            a, b, *_ = dot.args
+            for operand, turned in ((a, False), (a, True), (b, False)):
+                rows = operand.shape[2 if turned else 1]
+                trace = self._operand(operand, turned) if rows == self.walk.rows else None
+                for load in trace.loads() if trace else ():
+                    step = row_step(load, trace.nest.space, self.walk) if trace else None
+                    if step is not None:
+                        yield load.node, step
 
     def _member(
         self, node: Node, stage: Stage, sums: bool, traces: Sequence[Trace], matrices: frozenset[Node] = frozenset()
     ) -> Member:
         loads = [(i, t) for t in traces for i in t.loads()]
-        apart = {i.node for i, t in loads if not is_in_place(i, t.nest.space, self.rows)}
+        apart = {i.node for i, t in loads if not self._in_place(i, t)}
         return Member(node, stage, sums, frozenset(i.node for i, _ in loads), frozenset(apart | matrices))
 
+    def _in_place(self, load: Inst, trace: Trace) -> bool:
+        """Whether a load reads row by row, where rows lie as they are made."""
+        step, node = row_step(load, trace.nest.space, self.walk), load.node
+        made = node.shape[2] if node.is_a(Dot) else self.steps.get(node, step)
+        return step is not None and step == made
 
-def row_nest(node: Node, rows: int) -> Nest | None:
-    """The nest that computes ``node`` with M rows: a map, a reduction over the columns, or one over all rows."""
+
+def row_nests(node: Node, walk: Walk) -> Iterator[Nest]:
+    """The nests that compute ``node`` with M rows of P problems: a map, a reduction over the columns, or over all rows.
+
+    Two where problems may come before the rows, or behind them.
+    """
     attrs = node.attrs
-    value = node.args[0] if isinstance(attrs, Reduce) else node
-    shape = value.shape
+    shape = (node.args[0] if isinstance(attrs, Reduce) else node).shape
     if any(is_open(n) for n in shape):
-        return None
-    cut = next((d for d in range(len(shape), 0, -1) if math.prod(shape[:d]) == rows), None)
+        return
+    cut = _cut(shape, walk.total)
     if cut is None or math.prod(shape[cut:]) > MOST_WIDTH:
-        return None
-    axes = _axes("r", shape[:cut]) + _axes("c", shape[cut:])
-    index = _index(axes)
-    space = Space(_real(axes[:cut]), _real(axes[cut:]))
+        return
+    for letters, outer in (("pr", walk.problems), ("rp", walk.rows))[: 1 if walk.problems == 1 else 2]:
+        middle = _cut(shape[:cut], outer)
+        if middle is not None:
+            axes = _axes(letters[0], shape[:middle]) + _axes(letters[1], shape[middle:cut])
+            nest = _row_nest(node, sorted(axes, key=lambda a: a.name[0]), axes + _axes("c", shape[cut:]))
+            if nest is not None:
+                yield nest
+
+
+def _cut(shape: Sequence[int], size: int) -> int | None:
+    """How many leading dims have ``size`` elements, those of one element behind them included."""
+    return next((d for d in range(len(shape), -1, -1) if math.prod(shape[:d]) == size), None)
+
+
+def _row_nest(node: Node, rows: Sequence[Axis], axes: Sequence[Axis]) -> Nest | None:
+    """The nest whose ``rows`` are those of some ``axes``, one for each dim; None for reductions over other axes."""
+    attrs, index = node.attrs, _index(axes)
+    space = Space(_real(rows), _real(axes[len(rows) :]))
     if not isinstance(attrs, Reduce):
         return Nest(space, (Root(Anchor(node), index),), flexible=True)
     kept = _index([a for d, a in enumerate(axes) if d not in attrs.axes])
     reduced = {axes[d] for d in attrs.axes if axes[d].size != 1}
-    by_rows = reduced == set(space.rows)
+    by_rows = reduced in (set(space.rows), {a for a in space.rows if a.name[0] == "r"})
     if not by_rows and (reduced != set(space.cols) or not space.cols):
         return None
     return Nest(space, (Root(Anchor(node), kept, index, by_rows=by_rows),))
 
 
 def operand_nest(node: Node, turned: bool) -> Nest:
-    """The nest that reads an operand ``[1, M, K]`` (``turned``: ``[1, K, M]``) of a dot as M rows."""
+    """The nest that reads an operand ``[P, M, K]`` (``turned``: ``[P, K, M]``) of a dot as M rows of P problems."""
     order = (0, 2, 1) if turned else (0, 1, 2)
     shape = tuple(node.shape[d] for d in order)
     view = Node(-1 - node.uid, Permute(order), (node,), TensorType(shape, node.dtype), node.origin)
-    _, rows, cols = view.shape
-    axes = [Axis("r0", rows), Axis("c0", cols)]
-    return Nest(Space(_real(axes[:1]), _real(axes[1:])), (Root(Anchor(view), (Affine(()), *_index(axes))),))
+    axes = [Axis(name, size) for name, size in zip(("p0", "r0", "c0"), view.shape, strict=True)]
+    return Nest(Space(_real(axes[:2]), _real(axes[2:])), (Root(Anchor(view), _index(axes)),))
 
 
-def _row_major(load: Inst, trace: Trace) -> bool:
+def _row_major(load: Inst, trace: Trace, walk: Walk) -> bool:
     """Whether neighbouring columns lie nearer to one another than neighbouring rows, in a logically flat value."""
     steps = dict(combine(load.index, contiguous_strides(load.node.shape)).terms)
     space = trace.nest.space
-    rows = [steps.get(a.name, 0) for a in space.rows]
+    rows = [steps.get(a.name, 0) for a in walk.axes(space)[1]]
     cols = [steps.get(a.name, 0) for a in space.cols]
     return min(map(abs, rows), default=0) >= max(map(abs, cols), default=0) and 0 not in rows
 
@@ -254,10 +308,10 @@ def ordered(members_: Sequence[Member]) -> list[Member]:
     return [*out, *waiting]
 
 
-def make_chain(rows: int, own: Sequence[Member], again: Sequence[Member], forward: bool) -> Chain:
+def make_chain(walk: Walk, own: Sequence[Member], again: Sequence[Member], forward: bool) -> Chain:
     """The chain of some members, which computes ``again`` once more."""
     stages = tuple(m.stage for m in ordered((*again, *own)))
-    return Chain(rows, stages, forward, frozenset(m.node for m in again))
+    return Chain(walk.rows, stages, forward, frozenset(m.node for m in again), walk.problems)
 
 
 def _axes(letter: str, shape: Sequence[int]) -> list[Axis]:

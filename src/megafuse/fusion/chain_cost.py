@@ -64,8 +64,12 @@ def chain_seconds(chain: Chain, memory: Memory, device: DeviceSpec, stored: Coll
     seen |= {memory_of(n, memory) for s in chain.stages for n in matrices_of(s)}
     written = [made_by(s).type for s in chain.stages if made_by(s) in stored and s not in sums]
     moved = bytes_of(seen, traces.values()) + sum(t.nbytes for t in written)
-    programs = min(device.sms, ceil_div(chain.rows, _tile_rows(chain, device)))
-    walk, memory_seconds = START + LATENCY * len(chain.dots), moved / device.dram_bandwidth
+    tiles = ceil_div(chain.rows, tile := _tile_rows(chain, device))
+    each = chain.walk.tiles_each(tile, device.sms)
+    waves = ceil_div(chain.problems * ceil_div(tiles, each), device.sms)
+    parts = min(max(1, waves * device.sms // chain.problems), tiles)
+    programs = chain.problems * parts / waves  # that work at a time
+    walk, memory_seconds = waves * (START + LATENCY * len(chain.dots)), moved / device.dram_bandwidth
     if only_sums(chain):
         flops = sum(dot_flops(s.node) for s in chain.dots)
         walk += max(memory_seconds, flops / dot_rate(chain, device) * device.sms / programs)
@@ -73,8 +77,8 @@ def chain_seconds(chain: Chain, memory: Memory, device: DeviceSpec, stored: Coll
         work = _work(chain, traces, device) * (TURNED if turned(chain, device) else 1.0)
         work += sum(t.nbytes for t in written) / 2 / STORE_RATE
         walk += memory_seconds + work * device.sms / programs
-    partial = sum(made_by(s).type.numel * 4 * 2 * programs for s in sums)
-    finish = device.launch_seconds + partial / device.l2_bandwidth if sums and programs > 1 else 0.0
+    partial = sum(made_by(s).type.numel * 4 * 2 * parts for s in sums)
+    finish = device.launch_seconds + partial / device.l2_bandwidth if sums and parts > 1 else 0.0
     return device.launch_seconds + walk + finish
 
 
@@ -84,8 +88,8 @@ def _tile_rows(chain: Chain, device: DeviceSpec) -> int:
     if only_sums(chain):
         return TYPICAL_ROWS
     if turned(chain, device):
-        return turned_rows(chain.rows, sums, device)
-    few = sums or chain.rows <= TYPICAL_ROWS * device.sms // 2
+        return turned_rows(chain.walk, sums, device)
+    few = sums or chain.walk.tiles(TYPICAL_ROWS) <= device.sms // 2
     return TYPICAL_ROWS // 2 if few else TYPICAL_ROWS
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from megafuse.core.device import ACCESS_BYTES, DeviceSpec
+from megafuse.core.sizes import is_open
 from megafuse.fusion.anchors import Anchors
-from megafuse.fusion.chain import MOST_WIDTH, Finder, Member, chain_rows, make_chain, ordered
+from megafuse.fusion.chain import MOST_WIDTH, Finder, Member, chain_walks, make_chain, ordered
 from megafuse.fusion.chain_cost import (
     MOST_SUMS_BYTES,
     chain_seconds,
@@ -21,6 +22,7 @@ from megafuse.ir.chain import (
     Chain,
     RowNest,
     SumDot,
+    Walk,
     chain_traces,
     external_loads,
     external_reads,
@@ -47,11 +49,11 @@ def candidates(graph: Graph, anchors: Anchors, device: DeviceSpec, tf32: bool) -
     Behind the chain of a form stand those of sums that it leaves out.
     """
     many = len(graph.nodes) > MANY_NODES
-    for rows in chain_rows(graph):
-        finder = Finder(graph, anchors, rows, plain=rows > SINGLE_ROWS * device.sms)
+    for walk in chain_walks(graph):
+        finder = Finder(graph, anchors, walk, plain=walk.total > SINGLE_ROWS * device.sms)
         for forward in (True, False):
             for component in finder.components(forward):
-                forms = list(_forms(finder, component, forward, rows <= ROWS_AT_ONCE * device.sms))
+                forms = list(_forms(finder, component, forward, walk.tiles(ROWS_AT_ONCE) <= device.sms))
                 forms = [forms[0], forms[-1]] if many and len(forms) > 2 else forms
                 yield [(chain, *_of_sums(finder, left, device, tf32)) for chain, left in forms]
 
@@ -66,7 +68,7 @@ def _forms(
     the walk.
     """
     if forward:
-        yield make_chain(finder.rows, component, (), True), ()
+        yield make_chain(finder.walk, component, (), True), ()
         return
     sums = [m for m in ordered(component) if isinstance(m.stage, SumDot)]
     known: set[tuple[frozenset[Node], frozenset[Node]]] = set()
@@ -78,19 +80,21 @@ def _forms(
             key = frozenset(m.node for m in own), frozenset(m.node for m in again)
             if key not in known:
                 known.add(key)
-                yield make_chain(finder.rows, own, again, False), sums[kept:]
+                yield make_chain(finder.walk, own, again, False), sums[kept:]
 
 
 def _of_sums(finder: Finder, sums: Sequence[Member], device: DeviceSpec, tf32: bool) -> Iterator[Chain]:
     """Chains of nothing but sums over the rows, as many in each as a program can hold.
 
-    Sums stay with the library where that is predicted to be faster; of fp32 values, for which matrix units are not
-    trusted; and of rows that are no whole accesses of memory, which cannot be loaded ahead.
+    Sums stay with the library where that is predicted to be faster; where there are several problems; of fp32 values,
+    for which matrix units are not trusted; and of rows that are no whole accesses of memory, which cannot be loaded
+    ahead.
     """
-    held = [m for m in sums if _streams(m.node) and sums_bytes(m.node) <= MOST_SUMS_BYTES]
+    single = finder.walk.problems == 1
+    held = [m for m in sums if single and _streams(m.node) and sums_bytes(m.node) <= MOST_SUMS_BYTES]
     while held:
         count = _fitting(held)
-        chain, held = make_chain(finder.rows, held[:count], (), False), held[count:]
+        chain, held = make_chain(finder.walk, held[:count], (), False), held[count:]
         library = library_seconds([s.node for s in chain.dots], device, tf32)
         if chain_seconds(chain, finder.memory, device, ()) < library:
             yield chain
@@ -113,21 +117,28 @@ def _fitting(sums: Sequence[Member]) -> int:
 
 
 def left_out(graph: Graph, chains: Sequence[Chain]) -> Iterator[str]:
-    """Why dots with as many rows as some chain are not in one: their matrices are too large."""
-    rows, inside = {c.rows for c in chains}, {s.node for c in chains for s in c.dots}
+    """Why dots are in no chain: matrices too large beside a chain of as many rows, or open sizes."""
+    sizes_open = sum(dot.is_a(Dot) and _has_open_sizes(dot) for dot in graph.nodes)
+    if sizes_open > 1:
+        yield f"{sizes_open} products are in no chain: their sizes are open"
+    walks, inside = {c.walk for c in chains}, {s.node for c in chains for s in c.dots}
     for dot in graph.nodes:
-        if not dot.is_a(Dot) or dot in inside or dot.shape[0] != 1 or dot.shape[1] not in rows:
+        if not dot.is_a(Dot) or dot in inside or _has_open_sizes(dot) or Walk(*dot.shape[:2]) not in walks:
             continue
         inner, cols = dot.args[0].shape[2], dot.shape[2]
-        if inner not in rows and max(inner, cols) > MOST_WIDTH:
+        if Walk(dot.shape[0], inner) not in walks and max(inner, cols) > MOST_WIDTH:
             yield f"{dot!r} is in no chain: its matrix of {inner} x {cols} is wider than {MOST_WIDTH}"
+
+
+def _has_open_sizes(dot: Node) -> bool:
+    return any(is_open(n) for n in (*dot.shape, dot.args[0].shape[2]))
 
 
 def chain_item(chain: Chain, memory: Memory) -> Item:
     """The chain as an item of the search: what it reads from memory and which anchors it makes; without its cost."""
     traces = chain_traces(chain, memory)
     own = [s for s in chain.stages if isinstance(s, RowNest) and made_by(s) not in chain.again]
-    nest = Nest(Space((Axis("rows", chain.rows),), ()), tuple(s.nest.roots[0] for s in own))
+    nest = Nest(Space((Axis("rows", chain.walk.total),), ()), tuple(s.nest.roots[0] for s in own))
     matrices = dict.fromkeys(memory_of(n, memory) for s in chain.stages for n in matrices_of(s))
     loads = [load for load, _ in external_loads(chain, traces)]
     loads += [Inst("load", n, n.dtype, frozenset()) for n in matrices]

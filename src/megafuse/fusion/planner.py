@@ -148,7 +148,7 @@ def _with_chains(plan: _Plan, best: list[CoverOption], extra: tuple[Node, ...]) 
             reason = f"in a chain {abs(gain):.1f} us {'less' if gain > 0 else 'more'} predicted"
             if gain > enough:
                 best, chains = trial, (*chains, *new)
-                said = f"{made} with {new[-1].rows} rows run as a chain: {gain:.1f} us less predicted"
+                said = f"{made} with {new[-1].walk} run as a chain: {gain:.1f} us less predicted"
                 of_sums = [s.node for c in new if only_sums(c) for s in c.dots]
                 if of_sums:
                     said += f"; of these {', '.join(map(repr, of_sums))} by kernels that do nothing else"
@@ -158,7 +158,7 @@ def _with_chains(plan: _Plan, best: list[CoverOption], extra: tuple[Node, ...]) 
                     alone = [(c, s) for c, s in alone if c not in new]
                 decisions = (*decisions, said)
                 continue
-        said = f"{made} with {first.rows} rows are products of their own: {reason}"
+        said = f"{made} with {first.walk} are products of their own: {reason}"
         decisions = (*decisions, said)
         if first.forward:
             alone.append((first, said))

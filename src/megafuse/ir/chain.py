@@ -2,6 +2,9 @@
 
 What a stage makes is read by later stages *in place*: element (row, column) by the program that made it. All other
 reads are of memory.
+
+Dots of several problems, ``[P, M, K] x [P, K, N]``, have the rows of each problem: a program walks those of one. The
+walks of such a chain have the axes of P in front of those of M, whichever of them memory has first.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from megafuse.core.device import DeviceSpec
 from megafuse.core.dtypes import DType
 from megafuse.core.sizes import ceil_div
 from megafuse.ir.graph import Node, contiguous_strides
-from megafuse.ir.index import Affine, axis_index, combine
+from megafuse.ir.index import Affine, Axis, Index, axis_index, combine
 from megafuse.ir.nest import Nest, Space
 from megafuse.ir.trace import Inst, Memory, Trace, trace_nest
 from megafuse.ir.views import memory_of
@@ -29,6 +32,47 @@ def block(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
+@dataclass(frozen=True, order=True)
+class Walk:
+    """What a chain walks: so many ``rows`` of each of ``problems``."""
+
+    problems: int
+    rows: int
+
+    def __str__(self) -> str:
+        return f"{self.rows} rows" + f" of {self.problems} problems" * (self.problems > 1)
+
+    @property
+    def total(self) -> int:
+        """Rows of all problems."""
+        return self.problems * self.rows
+
+    def tiles(self, rows: int) -> int:
+        """Tiles of so many rows, none of which has rows of two problems."""
+        return self.problems * ceil_div(self.rows, rows)
+
+    def tiles_each(self, rows: int, at_once: int) -> int:
+        """Tiles of so many rows that each program walks, where so many programs run ``at_once``.
+
+        A program has rows of one problem. Where as many programs of each as run at once would leave others idle, there
+        are up to twice as many, one after the other; each takes as long to start as to work on a tile.
+        """
+        tiles = ceil_div(self.rows, rows)
+        least, most = (ceil_div(tiles, max(1, n * at_once // self.problems)) for n in (2, 1))
+
+        def end(each: int) -> int:
+            return ceil_div(self.problems * ceil_div(tiles, each), at_once) * (each + 1)
+
+        return min(range(most, least - 1, -1), key=end)
+
+    def axes(self, space: Space) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
+        """The row axes of a walk: those of the problems, those of the rows."""
+        count, size = 0, 1
+        while size < self.problems:
+            size, count = size * space.rows[count].size, count + 1
+        return space.rows[:count], space.rows[count:]
+
+
 @dataclass(frozen=True)
 class RowNest:
     """Computes one value, the nest's only root, from rows of others: element by element, or by reductions over a row.
@@ -41,7 +85,7 @@ class RowNest:
 
 @dataclass(frozen=True)
 class RowDot:
-    """``[1, M, K] x [1, K, N]``: rows times a matrix that does not depend on the rows. ``rows`` reads ``[M, K]``."""
+    """``[P, M, K] x [P, K, N]``: rows times a matrix that does not depend on them. ``rows`` reads ``[P, M, K]``."""
 
     node: Node
     rows: Nest
@@ -49,9 +93,9 @@ class RowDot:
 
 @dataclass(frozen=True)
 class SumDot:
-    """``[1, K, M] x [1, M, N]``: contracts the rows, as a weight's gradient does.
+    """``[P, K, M] x [P, M, N]``: contracts the rows, as a weight's gradient does.
 
-    ``left`` reads ``[M, K]``, ``right`` ``[M, N]``.
+    ``left`` reads ``[P, M, K]``, ``right`` ``[P, M, N]``.
     """
 
     node: Node
@@ -66,14 +110,20 @@ Stage = RowNest | RowDot | SumDot
 class Chain:
     """Several dots that share one row axis, and what is computed between them, in one kernel.
 
-    ``rows`` is M. ``stages`` are in order; a value that a stage makes is read by later ones where it was computed, row
-    by row. ``again``: forward values that a chain of backward computes once more.
+    ``rows`` is M, ``problems`` is P. ``stages`` are in order; a value that a stage makes is read by later ones where it
+    was computed, row by row. ``again``: forward values that a chain of backward computes once more.
     """
 
     rows: int
     stages: tuple[Stage, ...]
     forward: bool
     again: frozenset[Node] = frozenset()
+    problems: int = 1
+
+    @property
+    def walk(self) -> Walk:
+        """Problems and rows."""
+        return Walk(self.problems, self.rows)
 
     @property
     def dots(self) -> tuple[RowDot | SumDot, ...]:
@@ -121,7 +171,7 @@ def turned(chain: Chain, device: DeviceSpec) -> bool:
     either from what was loaded.
     """
     sums = any(map(is_sum, chain.stages))
-    return can_turn(chain) and (sums or turned_rows(chain.rows, sums, device) < UNIT)
+    return can_turn(chain) and (sums or turned_rows(chain.walk, sums, device) < UNIT)
 
 
 def can_turn(chain: Chain) -> bool:
@@ -136,27 +186,30 @@ def can_turn(chain: Chain) -> bool:
     return min(edges) >= UNIT and max(edges) <= 2 * UNIT
 
 
-def turned_rows(rows: int, sums: bool, device: DeviceSpec) -> int:
+def turned_rows(walk: Walk, sums: bool, device: DeviceSpec) -> int:
     """Rows of tiles that are columns by rows: fewer than fill a line of shared memory where programs would be idle.
 
     Each program leaves its part of the ``sums`` over the rows: then a quarter of the device is enough.
     """
     programs = device.sms // 4 if sums else device.sms
-    narrow = (n for n in NARROW if device.narrow_tiles and ceil_div(rows, n) <= programs)
+    narrow = (n for n in NARROW if device.narrow_tiles and walk.tiles(n) <= programs)
     return next(narrow, UNIT)
 
 
 def external_loads(chain: Chain, traces: Mapping[Nest, Trace]) -> Iterator[tuple[Inst, Trace]]:
     """The loads of a chain that read memory: of what it does not make itself, or makes but reads otherwise."""
-    made: set[Node] = set()
+    made: dict[Node, int | None] = {}
     for stage in chain.stages:
         for nest in nests_of(stage):
             trace = traces[nest]
             for load in trace.loads():
-                if load.node not in made or not is_in_place(load, trace.nest.space, chain.rows):
+                step = row_step(load, trace.nest.space, chain.walk)
+                if step is None or made.get(load.node) != step:
                     yield load, trace
-        if not is_sum(stage):
-            made.add(made_by(stage))
+        if isinstance(stage, RowDot):
+            made[stage.node] = stage.node.shape[2]
+        elif isinstance(stage, RowNest) and not is_sum(stage):
+            made[made_by(stage)] = made_step(traces[stage.nest].nest, chain.walk)
 
 
 def chain_traces(chain: Chain, memory: Memory) -> dict[Nest, Trace]:
@@ -172,18 +225,37 @@ def external_reads(chain: Chain, memory: Memory) -> tuple[Node, ...]:
     return tuple(dict.fromkeys((*rows, *matrices)))
 
 
-def is_in_place(load: Inst, space: Space, rows: int) -> bool:
-    """Whether a load reads element (row, column) of a row value at (row, column), or its rows' only column."""
-    node = load.node
-    if load.lookups or node.type.numel % rows:
-        return False
-    width = node.type.numel // rows
-    row = axis_index(space.rows).scale(width)
-    col = axis_index(space.cols) if width > 1 else Affine(())
+def row_step(load: Inst, space: Space, walk: Walk) -> int | None:
+    """How far apart rows lie in a row value that a load reads at (row, column), or at its rows' only column.
+
+    None where the load reads anything else. Problems come before rows in the value, or rows before problems: values of
+    several problems are the same only where their rows lie alike.
+    """
+    return None if load.lookups else _step(load.node, load.index, space, walk)
+
+
+def made_step(nest: Nest, walk: Walk) -> int | None:
+    """How far apart rows lie in the row value that a nest makes."""
+    (root,) = nest.roots
+    return _step(root.anchor.node, root.index, nest.space, walk)
+
+
+def _step(node: Node, index: Index, space: Space, walk: Walk) -> int | None:
+    """Elements between two rows of ``node``, whose element (problem, row, column) has ``index``; None if it has not."""
+    if node.type.numel % walk.total:
+        return None
+    width = node.type.numel // walk.total
     if width > 1 and width != space.num_cols:
-        return False
-    found = combine(load.index, contiguous_strides(node.shape))
-    return not found.const and dict(found.terms) == dict((*row.terms, *col.terms))
+        return None
+    col = axis_index(space.cols) if width > 1 else Affine(())
+    found = combine(index, contiguous_strides(node.shape))
+    if found.const:
+        return None
+    problems, rows = map(axis_index, walk.axes(space))
+    for problem, row in ((walk.rows * width, width), (width, walk.problems * width)):
+        if dict(found.terms) == dict((*problems.scale(problem).terms, *rows.scale(row).terms, *col.terms)):
+            return row
+    return None
 
 
 def operand_load(trace: Trace) -> Inst | None:

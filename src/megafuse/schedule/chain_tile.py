@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from megafuse.ir.chain import Walk
+
 MOST_WARPS, MOST_STAGES = 16, 4
 MOST_PER_THREAD = 256  # elements of one tile value
 LEAST_UNIT_ROWS = 16  # of a tile, for matrix units
@@ -11,7 +13,7 @@ LEAST_UNIT_ROWS = 16  # of a tile, for matrix units
 
 @dataclass(frozen=True)
 class ChainTile:
-    """Sizes of a chain: ``rows`` at a time, ``rows_per_chunk`` a program. ``why`` says how they were chosen.
+    """Sizes of a chain: ``rows`` at a time, ``rows_per_chunk`` a program, all of one problem. ``why``: how chosen.
 
     ``held``: matrices are loaded once, before the walk over the rows; else once for each row tile. ``turned``: tiles
     are blocks of columns by rows. ``early``: the rows of the next tile are loaded before the present one is worked on.
@@ -31,7 +33,7 @@ class ChainTile:
 
 @dataclass(frozen=True)
 class ChainRules:
-    """What makes a tile legal for a chain of ``rows`` rows, of which the widest value has ``width`` columns.
+    """What makes a tile legal for a chain of ``walk``, of which the widest value has ``width`` columns.
 
     ``sums``: it leaves sums over the rows, of several programs where ``split``. ``plain``: its products do without
     matrix units. ``turns``: tiles may be columns by rows, and have fewer rows than ``unit`` only where ``narrow``.
@@ -39,7 +41,7 @@ class ChainRules:
     does nothing but sum products of what it loads.
     """
 
-    rows: int
+    walk: Walk
     width: int
     sums: bool
     split: bool
@@ -74,9 +76,9 @@ class ChainRules:
         chunk = tile.rows_per_chunk
         if chunk < tile.rows or chunk % tile.rows:
             return f"chunks of {chunk} rows cut tiles of {tile.rows}"
-        if chunk > max(tile.rows, 2 * self.rows):
+        if chunk > max(tile.rows, 2 * self.walk.rows):
             return "a program walks rows that are not there"
-        if self.sums and (self.rows > chunk) != self.split:
+        if self.sums and (self.walk.rows > chunk) != self.split:
             return "partial sums would come or go"
         if not 1 <= tile.num_stages <= MOST_STAGES:
             return f"a pipeline has 1 to {MOST_STAGES} stages"

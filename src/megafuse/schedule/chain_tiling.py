@@ -8,7 +8,7 @@ from megafuse.core.device import DeviceSpec
 from megafuse.core.dtypes import DType
 from megafuse.core.sizes import ceil_div
 from megafuse.core.text import counted
-from megafuse.ir.chain import UNIT, block, turned_rows
+from megafuse.ir.chain import UNIT, Walk, block, turned_rows
 from megafuse.schedule.chain_tile import MOST_STAGES, ChainRules, ChainTile
 
 MOST_BY_FOUR = 64 * 64  # elements of a matrix or a sum that four warps hold without matrix units
@@ -29,7 +29,7 @@ class ChainRequest:
     many of the sums are of products. ``streamed``: it does nothing but sum products of what it loads.
     """
 
-    rows: int
+    walk: Walk
     widths: tuple[int, ...]
     matrices: tuple[tuple[int, int], ...]
     sums: tuple[tuple[int, int], ...]
@@ -45,6 +45,7 @@ class ChainRequest:
 def choose_chain_tile(request: ChainRequest, device: DeviceSpec) -> ChainTile:
     """Rows for which registers suffice, fewer where programs would be idle; as many programs as run at once.
 
+    Each problem has programs of its own, at least one.
     Long walks of several programs an SM are cut: one loads its matrices, from L2, while another works, and none is left
     alone with a long rest.
     """
@@ -54,11 +55,11 @@ def choose_chain_tile(request: ChainRequest, device: DeviceSpec) -> ChainTile:
     held = sum(block(k) * block(n) for k, n in request.matrices) * request.dtype.size
     keeps = _shared(request, rows) + RESERVED <= device.shared_per_block
     per_sm = _per_sm(request, rows, device) if keeps and not request.sums else 1
-    tiles = ceil_div(request.rows, rows)
-    walks = ceil_div(tiles, min(tiles, device.sms * per_sm))
+    problems, tiles = request.walk.problems, ceil_div(request.walk.rows, rows)
+    walks = request.walk.tiles_each(rows, device.sms * per_sm)
     if per_sm > 1 and not request.plain:
         walks = min(walks, LONGEST_WALK)
-    shares = _shares(request, device.sms // tiles) if walks == 1 else 1
+    shares = _shares(request, device.sms // (problems * tiles)) if walks == 1 else 1
     kept = f"{held // 1024} KiB of matrices {'kept' if keeps else 'read per tile'}"
     sharing = f", {shares} programs a tile" if shares > 1 else ""
     return ChainTile(
@@ -69,7 +70,7 @@ def choose_chain_tile(request: ChainRequest, device: DeviceSpec) -> ChainTile:
         turned=request.turned,
         early=walks > 1 and not request.plain and _early_registers(request, rows, warps) <= EARLY_REGISTERS,
         shares=shares,
-        why=f"{counted(tiles, 'tile')}, {walks} a program{sharing}; {kept}",
+        why=f"{counted(problems * tiles, 'tile')}, {walks} a program{sharing}; {kept}",
     )
 
 
@@ -78,7 +79,7 @@ def _streamed(request: ChainRequest, device: DeviceSpec) -> ChainTile:
 
     One program on each SM, as other chains with sums over as many rows have.
     """
-    tiles = ceil_div(request.rows, STREAMED_ROWS)
+    tiles = ceil_div(request.walk.rows, STREAMED_ROWS)
     walks = ceil_div(tiles, min(tiles, device.sms))
     fitting = (device.shared_per_block - RESERVED) // (STREAMED_ROWS * request.loaded)
     stages = max(1, min(MOST_STAGES, fitting)) if walks > 1 else 1
@@ -99,10 +100,10 @@ def _shares(request: ChainRequest, room: int) -> int:
 def chain_rules(request: ChainRequest, heuristic: ChainTile, device: DeviceSpec) -> ChainRules:
     """What any tile of the chain must satisfy; whether sums are split stays as it is."""
     return ChainRules(
-        rows=request.rows,
+        walk=request.walk,
         width=max(map(block, request.widths)),
         sums=bool(request.sums),
-        split=request.rows > heuristic.rows_per_chunk,
+        split=request.walk.rows > heuristic.rows_per_chunk,
         plain=request.plain,
         turns=request.turns,
         narrow=device.narrow_tiles,
@@ -133,12 +134,12 @@ def _rows(request: ChainRequest, device: DeviceSpec) -> tuple[int, int]:
     """
     widest = max(map(block, request.widths))
     if request.turned:
-        return turned_rows(request.rows, bool(request.sums), device), widest // 16
+        return turned_rows(request.walk, bool(request.sums), device), widest // 16
     if request.sums or widest > 128:
         return (32 if widest <= 128 or not request.sums else 16), 8
-    if ceil_div(request.rows, 64) <= device.sms // 2:
+    if request.walk.tiles(64) <= device.sms // 2:
         return 32, 4
-    alone = _per_sm(request, 64, device) == 1 and request.rows >= 128 * device.sms
+    alone = _per_sm(request, 64, device) == 1 and request.walk.total >= 128 * device.sms
     return (128, 8) if alone else (64, 4)
 
 
@@ -150,4 +151,4 @@ def _early_registers(request: ChainRequest, rows: int, warps: int) -> float:
 def _plain_rows(request: ChainRequest, device: DeviceSpec) -> tuple[int, int]:
     """Rows and warps without matrix units: single rows, where programs would be idle otherwise."""
     largest = max((block(k) * block(n) for k, n in (*request.matrices, *request.sums)), default=0)
-    return (1 if request.rows <= 2 * device.sms else 16), (8 if largest > MOST_BY_FOUR else 4)
+    return (1 if request.walk.total <= 2 * device.sms else 16), (8 if largest > MOST_BY_FOUR else 4)

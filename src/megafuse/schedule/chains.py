@@ -66,7 +66,7 @@ class ChainMaker:
         sums = dict.fromkeys(s.sums for s in making.stages if isinstance(s, ChainDotPlan) and s.sums is not None)
         owned = frozenset(s.node for s in chain.dots if s.node not in chain.again)
         part = ChainPlan(
-            rows=chain.rows,
+            walk=chain.walk,
             stages=tuple(making.stages),
             tile=tile,
             rules=rules,
@@ -104,7 +104,7 @@ class ChainMaker:
             if ld.axes & t.nest.space.row_names and not ld.lookups
         }
         return ChainRequest(
-            rows=chain.rows,
+            walk=chain.walk,
             widths=tuple(n.space.num_cols for s in chain.stages for n in nests_of(s)),
             matrices=tuple((k, n) for _, k, n in edges.values()),
             sums=tuple(_edges(s) for s in chain.stages if is_sum(s)),
@@ -174,19 +174,21 @@ class _Making:
             num_stages=self.tile.num_stages,
             why=self.tile.why,
         )
-        self.phases.append(PhasePlan(trace, (), space.rows, held, stores, None))
+        fixed, loop = self.chain.walk.axes(space)
+        self.phases.append(PhasePlan(trace, fixed, loop, held, stores, None))
         self.stages.append(len(self.phases) - 1)
         return len(self.phases) - 1
 
     def _nest(self, stage: RowNest) -> None:
-        (root,) = self.traces[stage.nest].nest.roots
+        nest = self.traces[stage.nest].nest
+        (root,) = nest.roots
         node, strides = root.anchor.node, self.maker.strides
         if not root.by_rows:
             stores = ((root, node, combine(root.index, strides(node))),) if self._stored(node) else ()
             self._phase(stage.nest, stores)
             return
         uid = next(self.uids)
-        partial = make_partial(root, (), self.chunks, f"partial_{uid}", uid)
+        partial = make_partial(root, self.chain.walk.axes(nest.space)[0], self.chunks, f"partial_{uid}", uid)
         if partial is None:
             self._phase(stage.nest, ((root, node, combine(root.index, strides(node))),))
             return
@@ -196,9 +198,9 @@ class _Making:
 
     def _store_product(self, dot: Node) -> None:
         """A phase that stores a product, which others read too."""
-        _, rows, cols = dot.shape
-        space = Space((Axis("r0", rows),), (Axis("c0", cols),) if cols > 1 else ())
-        index = (Affine(()), axis_index(space.rows), axis_index(space.cols))
+        axes = [Axis(name, size) for name, size in zip(("p0", "r0", "c0"), dot.shape, strict=True)]
+        space = Space(*(tuple(a for a in part if a.size > 1) for part in (axes[:2], axes[2:])))
+        index = tuple(axis_index((a,)) for a in axes)
         root = Root(Anchor(dot), index)
         nest = Nest(space, (root,))
         load = Inst("load", dot, dot.dtype, frozenset(space.sizes), index=index)

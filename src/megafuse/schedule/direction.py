@@ -41,7 +41,7 @@ def last_rows_first(order: Sequence[Work], device: DeviceSpec) -> frozenset[int]
 def _both_walk(before: Work, work: Work) -> bool:
     """Whether both are chains of the same rows."""
     chains = [w.kernel.chain if w.kernel is not None else None for w in (before, work)]
-    return all(chains) and len({c.rows for c in chains if c is not None}) == 1
+    return all(chains) and len({c.walk for c in chains if c is not None}) == 1
 
 
 def _can_turn(kernel: KernelPlan, device: DeviceSpec) -> bool:

@@ -36,7 +36,7 @@ def chain_key(
 ) -> str:
     """A digest of a chain's stages in order, as of ``kernel_key``. ``stored``: whether a value is written to memory."""
     memory = _Memory(strides)
-    lines = [f"chain {chain.rows}"]
+    lines = [f"chain {chain.rows}" + f" of {chain.problems}" * (chain.problems > 1)]
     for stage in chain.stages:
         for nest in nests_of(stage):
             lines.extend(_lines(traces[nest], (), memory, lambda root: True))

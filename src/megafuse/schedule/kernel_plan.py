@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from megafuse.ir.chain import Walk
 from megafuse.ir.graph import Node
 from megafuse.ir.index import Affine, Axis
 from megafuse.ir.nest import Root
@@ -37,7 +38,7 @@ class DotPlan:
 
 @dataclass(frozen=True)
 class ChainDotPlan:
-    """A dot of a chain; see ``ChainDot``. ``sums``: the value that holds its sums, of shape ``[chunks, K, N]``."""
+    """A dot of a chain; see ``ChainDot``. ``sums``: the value that holds its sums, of shape ``[chunks, P, K, N]``."""
 
     node: Node
     operands: tuple[int, ...]
@@ -48,7 +49,7 @@ class ChainDotPlan:
 class ChainPlan:
     """The order of a chain's phases and dots, its tile, and the values in memory that it reads and writes."""
 
-    rows: int
+    walk: Walk
     stages: tuple[int | ChainDotPlan, ...]
     tile: ChainTile
     rules: ChainRules

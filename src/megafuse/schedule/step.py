@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from megafuse.core.device import DeviceSpec
@@ -170,16 +171,16 @@ class _StepBuilder:
 
     def _chain(self, plan: ChainPlan) -> ChainPart:
         stages = tuple(s if isinstance(s, int) else self._chain_dot(s) for s in plan.stages)
-        return ChainPart(plan.rows, stages, plan.tile, plan.rules)
+        return ChainPart(plan.walk, stages, plan.tile, plan.rules)
 
     def _chain_dot(self, plan: ChainDotPlan) -> ChainDot:
         if plan.sums is None:
             matrix, *bias = map(self._view, plan.node.args[1:])
             return ChainDot(plan.node, plan.operands, matrix, bias[0] if bias else None)
         buffer = self.buffers[plan.sums]
-        chunk = buffer.strides[0] if plan.sums is not plan.node else 0
-        count = buffer.shape[0] if chunk else 1
-        view = View(buffer.name, (count, *buffer.shape[-2:]), (chunk, *buffer.strides[-2:]))
+        *parts, rows, cols = buffer.shape
+        step = buffer.strides[-3] if math.prod(parts) > 1 else 0
+        view = View(buffer.name, (math.prod(parts), rows, cols), (step, *buffer.strides[-2:]))
         return ChainDot(plan.node, plan.operands, sums=view)
 
     def _calls(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from megafuse.core.dtypes import DType
 from megafuse.core.sizes import divides, may_exceed
+from megafuse.ir.chain import Walk
 from megafuse.ir.graph import Node
 from megafuse.ir.index import Affine, Axis
 from megafuse.ir.nest import Root
@@ -253,8 +254,8 @@ class DotPart:
 class ChainDot:
     """A dot of a chain. ``operands``: positions of the phases that read its rows, one, or two for a sum over the rows.
 
-    ``matrix`` and ``bias``: the other operand ``[1, K, N]`` and what is added. ``sums``: where a program stores its sum
-    ``[chunks, K, N]``.
+    ``matrix`` and ``bias``: the other operand ``[P, K, N]`` and what is added. ``sums``: where a program stores its sum
+    ``[chunks * P, K, N]``.
     """
 
     node: Node
@@ -268,7 +269,7 @@ class ChainDot:
 class ChainPart:
     """What a chain's kernel does for each row tile, in order: phases (by position) and dots."""
 
-    rows: int
+    walk: Walk
     stages: tuple[int | ChainDot, ...]
     tile: ChainTile
     rules: ChainRules

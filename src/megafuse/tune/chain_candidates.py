@@ -68,8 +68,8 @@ def changed(tile: ChainTile, changes: Iterable[Change], rules: ChainRules) -> Ch
     """``tile`` with some factors set; what a program walks stays near what it was where another factor decides it."""
     for factor, value in changes:
         if factor == "rows":
-            programs = max(rules.sms, ceil_div(rules.rows, tile.rows_per_chunk))
-            tile = _walking(replace(tile, rows=value), ceil_div(ceil_div(rules.rows, value), programs))
+            programs = max(_at_once(rules), ceil_div(rules.walk.rows, tile.rows_per_chunk))
+            tile = _walking(replace(tile, rows=value), ceil_div(ceil_div(rules.walk.rows, value), programs))
         elif factor == "walk":
             tile = _walking(tile, value)
         elif factor == "early":
@@ -79,6 +79,11 @@ def changed(tile: ChainTile, changes: Iterable[Change], rules: ChainRules) -> Ch
         else:
             tile = replace(tile, **{factor: value})
     return tile
+
+
+def _at_once(rules: ChainRules, per_sm: int = 1) -> int:
+    """Programs of each problem that run at once."""
+    return max(1, rules.sms * per_sm // rules.walk.problems)
 
 
 def _walking(tile: ChainTile, steps: int) -> ChainTile:
@@ -99,11 +104,11 @@ def _walking(tile: ChainTile, steps: int) -> ChainTile:
 def _coarse(rules: ChainRules, best: ChainTile, times: Mapping[KernelTiles, float]) -> Iterator[ChainTile]:
     """The forms that suit the kind of chain: rows of the next tile come early where there are no sums to hold."""
     for form in PLAIN if rules.plain else SUMS if rules.sums else WALKS:
-        tiles = ceil_div(rules.rows, form.rows)
-        steps = ceil_div(tiles, min(tiles, rules.sms * form.per_sm))
+        tiles = ceil_div(rules.walk.rows, form.rows)
+        steps = ceil_div(tiles, min(tiles, _at_once(rules, form.per_sm)))
         early = not (rules.plain or rules.sums)
         tile = replace(best, rows=form.rows, num_warps=form.warps, turned=form.turned, num_stages=1, early=early)
-        yield _walking(replace(tile, shares=max(1, min(rules.most_shares, rules.sms // tiles))), steps)
+        yield _walking(replace(tile, shares=max(1, min(rules.most_shares, _at_once(rules) // tiles))), steps)
 
 
 def _factors(rules: ChainRules, best: ChainTile, times: Mapping[KernelTiles, float]) -> Iterator[ChainTile]:
@@ -126,7 +131,8 @@ def _refine(rules: ChainRules, best: ChainTile, times: Mapping[KernelTiles, floa
 def single_changes(tile: ChainTile, rules: ChainRules) -> dict[str, list[Change]]:
     """All changes of one factor, nearest values first, by factor."""
     walk = tile.rows_per_chunk // tile.rows
-    steps = [1, 2, *(ceil_div(ceil_div(rules.rows, tile.rows), rules.sms * n) for n in (1, 2, 3, 4))]
+    tiles = ceil_div(rules.walk.rows, tile.rows)
+    steps = [1, 2, *(ceil_div(tiles, _at_once(rules, n)) for n in (1, 2, 3, 4))]
     options: dict[str, list[Any]] = {
         "walk": _nearest([*steps, 2 * walk, walk // 2], walk),
         "rows": _nearest([1, tile.rows // 4, tile.rows // 2, 2 * tile.rows, 4 * tile.rows], tile.rows),

@@ -248,11 +248,10 @@ def dot(w: Writer, x: str) -> str | None:
         return w.emit(f"{w.child(text)}({x})")
     if len(shape) == 3:
         t = shape[1]
-        if kind == 4:
-            weight, bias = w.leaf((t, k, n), "w", scale=scale), w.leaf((t, n), "w")
-            return w.emit(f"torch.bmm({x}.transpose(0, 1), {weight}).transpose(0, 1) + {bias}")
-        if kind == 5:
-            return w.emit(f"torch.einsum('btd,tdh->bth', {x}, {w.leaf((t, k, n), 'w', scale=scale)})")
+        if kind in (4, 5):
+            made = _per_token(w, x, n, by_name=kind == 5)
+            again = made and w.draw.maybe(2) and w.emit(w.draw.one_of(SMOOTH).replace("{x}", made))
+            return _per_token(w, again, w.draw.one_of(SIZES), by_name=w.draw.maybe(2)) if again else made
         if kind == 6:
             return w.emit(f"torch.einsum('bth,st->bsh', {x}, {w.leaf((n, t), scale=t**-0.5)})")
     if kind == 7 and len(shape) == 2:
@@ -261,6 +260,15 @@ def dot(w: Writer, x: str) -> str | None:
     if tied and w.draw.maybe(2):
         return w.emit(f"{x} @ {w.draw.one_of(tied)}.t()")
     return w.emit(f"{x} @ {w.leaf((k, n), scale=scale)}")
+
+
+def _per_token(w: Writer, x: str, n: int, *, by_name: bool) -> str | None:
+    """A product with one matrix per token: ``by_name`` as einsum, else from the library, with a bias."""
+    _, t, k = w.shape(x)
+    weight = w.leaf((t, k, n), "w", scale=1 / math.sqrt(k))
+    if by_name:
+        return w.emit(f"torch.einsum('btd,tdh->bth', {x}, {weight})")
+    return w.emit(f"torch.bmm({x}.transpose(0, 1), {weight}).transpose(0, 1) + {w.leaf((t, n), 'w')}")
 
 
 def reused(w: Writer, x: str) -> str | None:

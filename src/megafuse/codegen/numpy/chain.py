@@ -27,7 +27,7 @@ class _Printer:
 
     def __init__(self, program: ChainProgram) -> None:
         self.program, self.namer = program, Namer()
-        for name in ("chunk", "row", "col"):
+        for name in ("chunk", "row", "col", *(("fixed", "pid") if program.problems > 1 else ())):
             self.namer.one(name)
         self.buffers: Mapping[str, str] = {p.name: self.namer.one(f"{p.name}_buf") for p in program.params}
         self.values: dict[str, Value] = {}
@@ -42,17 +42,25 @@ class _Printer:
             writer.line(f"    {self.buffers[param.name]},  # {out}{param.dtype.value} {list(param.shape)}, flat")
         with writer.block("):"):
             writer.docstring(program.doc)
-            with writer.block(f"for chunk in range({program.chunks}):"):
+            with writer.block(f"for {self._counter()} in range({program.grid[0]}):"):
+                if self._counter() == "pid":
+                    writer.line(f"fixed, chunk = divmod(pid, {program.chunks})")
                 for stage in program.stages:
                     if isinstance(stage, Product):
                         self._product(writer, stage)
                     elif isinstance(stage, RowSums):
                         self._sums(writer, stage)
                     else:
-                        body = Body(writer.part(), stage, self.namer, (), stage.loop)
+                        body = Body(writer.part(), stage, self.namer, stage.fixed, stage.loop)
                         body.values = self.values
                         write_phase(writer, body, program.params, self.buffers, program.chunks)
         return writer.text
+
+    def _counter(self) -> str:
+        """What counts the programs."""
+        if self.program.problems == 1:
+            return "chunk"
+        return "fixed" if self.program.chunks == 1 else "pid"
 
     def _rows(self, name: str, dtype: DType, width: int) -> str:
         """A row value of ``width`` columns, an operand of ``dtype``, widened to the type of its products."""
@@ -62,23 +70,30 @@ class _Printer:
             return text
         first = self.program.phases[0]
         start, end = f"chunk * {first.rows_per_chunk}", f"(chunk + 1) * {first.rows_per_chunk}"
+        if self._counter() == "fixed":
+            return f"np.broadcast_to({text}, ({first.loop_size}, {width}))"
         return f"np.broadcast_to({text}, (min({end}, {first.loop_size}) - {start}, {width}))"
 
     def _product(self, writer: Writer, stage: Product) -> None:
-        operand, (_, *steps) = stage.matrix, stage.matrix.strides
+        operand, (problem, *steps) = stage.matrix, stage.matrix.strides
         shape = (stage.inner, stage.cols)
-        matrix = f"_matrix({self.buffers[operand.buffer]}, {operand.offset}, {shape}, {tuple(steps)})"
+        start = str(operand.offset)
+        if problem and self.program.problems > 1:
+            start = f"fixed * {problem}" + f" + {operand.offset}" * bool(operand.offset)
+        matrix = f"_matrix({self.buffers[operand.buffer]}, {start}, {shape}, {tuple(steps)})"
         name = self.namer.one(stage.dst)
         self.values[stage.dst] = Value(name, sum_type(stage.dtype), rows=True, cols=stage.cols > 1)
         writer.call(f"{name} = np.matmul(", [self._rows(stage.a, stage.dtype, stage.inner), matrix])
 
     def _sums(self, writer: Writer, stage: RowSums) -> None:
-        target, (chunk, *steps) = stage.target, stage.target.strides
+        target, (step, *steps) = stage.target, stage.target.strides
         name = self.namer.one(stage.acc)
         left = self._rows(stage.left, stage.dtype, stage.rows)
         right = self._rows(stage.right, stage.dtype, stage.cols)
         writer.call(f"{name} = np.matmul(", [f"{left}.T", right])
-        at = [f"chunk * {chunk}"] * bool(chunk) + [str(target.offset)] * bool(target.offset)
+        problems = self.program.problems
+        part = {"chunk": "chunk", "fixed": "fixed", "pid": f"(chunk * {problems} + fixed)"}[self._counter()]
+        at = [f"{part} * {step}"] * bool(step) + [str(target.offset)] * bool(target.offset)
         indices = (f"np.arange({stage.rows})[:, None]", f"np.arange({stage.cols})")
         at += [i if step == 1 else f"{i} * {step}" for i, step in zip(indices, steps, strict=True)]
         value = convert(name, sum_type(stage.dtype), self.program.param(target.buffer).dtype)

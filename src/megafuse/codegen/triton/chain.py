@@ -23,7 +23,7 @@ from megafuse.codegen.triton.packed import pack
 from megafuse.codegen.triton.reductions import Running
 from megafuse.codegen.triton.statements import Body
 from megafuse.codegen.triton.values import TYPES, Value, convert, in_halves
-from megafuse.codegen.walk import Noted, has_cols, noted, reads, result_level, statements
+from megafuse.codegen.walk import Noted, affines, has_cols, noted, result_level, statements
 from megafuse.codegen.writer import Writer, join_tests
 from megafuse.core.dtypes import DType
 from megafuse.core.sizes import divides
@@ -43,21 +43,8 @@ def print_chain(program: ChainProgram, *, assembly: bool = True) -> KernelSource
 
 
 def _simplified(program: ChainProgram, phase: Phase) -> Phase:
-    others = _read_by_others(program, phase)
+    others = program.read_beside(phase)
     return pack(narrow(phase, program.params, others), others)
-
-
-def _read_by_others(program: ChainProgram, phase: Phase) -> set[str]:
-    """Values that stages other than ``phase`` read."""
-    found: set[str] = set()
-    for stage in program.stages:
-        if isinstance(stage, Product):
-            found.add(stage.a)
-        elif isinstance(stage, RowSums):
-            found |= {stage.left, stage.right}
-        elif stage is not phase:
-            found.update(name for statement in statements(stage) for name in reads(statement))
-    return found
 
 
 class _Shared(Namer):
@@ -124,14 +111,16 @@ class _Printer:
         walk = f" ({first.rows_per_chunk} a program)" * (first.rows_per_chunk != first.row_tile)
         turned = ", columns first" * p.turned + ", the last rows first" * p.last_first
         shared = f" x {p.shares} programs, each of which stores some sums"
-        text += f"{p.chunks}{' programs' if p.shares == 1 else shared}; "
-        text += f"tiles of {first.row_tile} of {first.loop_size} rows{walk}{turned}; "
+        text += f"{p.grid[0]}{' programs' if p.shares == 1 else shared}; "
+        problems = f" of each of {p.problems} problems" * (p.problems > 1)
+        text += f"tiles of {first.row_tile} of {first.loop_size} rows{problems}{walk}{turned}; "
         return f"{text}num_warps={p.num_warps}, num_stages={p.num_stages}."
 
     # --- frames -----------------------------------------------------------------------------------------------------
 
     def _frame(self, phase: Phase, shared: dict[str, str], ragged: bool) -> Frame:
-        p, fixed = self.program, RunNames((), (self.grid.fixed,), (), self.namer)
+        p, uses = self.program, [a for s in statements(phase) for a in affines(s)]
+        fixed = RunNames(phase.fixed, (self.grid.fixed,), uses, self.namer, self.zero)
         namer = _Shared(self.namer, shared)
         frame = Frame(p.shell, phase, fixed, self.grid, self.zero, namer, turned=p.turned, ragged=ragged)
         frame.owner = self._owned(p.shares - 1)
@@ -149,7 +138,7 @@ class _Printer:
 
     @staticmethod
     def _key(phase: Phase) -> _Key:
-        return (phase.loop, phase.cols, phase.pieces)
+        return (phase.fixed, phase.loop, phase.cols, phase.pieces)
 
     # --- parts of the kernel ----------------------------------------------------------------------------------------
 
@@ -184,6 +173,7 @@ class _Printer:
         head = f"for {step} in {self._range()}:"
         texts += head + str(rows) + str(following)
         own = [Definition(self.zero, ZERO), Definition(self.share, "tl.program_id(1)")]
+        own += dict.fromkeys(d for b in both for d in b.frame.fixed.definitions())
         define_used(writer, [*self.grid.definitions, *own, *columns], texts)
         define_used(writer, start, before.text)
         writer.add(before)
@@ -326,17 +316,23 @@ class _Printer:
 
     def _matrix(self, stage: Product, loads: Writer) -> str:
         """The block of a matrix; loaded where it was not yet."""
-        matrix, (_, row, col) = stage.matrix, stage.matrix.strides
+        matrix, (problem, row, col) = stage.matrix, stage.matrix.strides
         turned = col != 1 and (row == 1 or row < col)
         shape, steps = ((stage.inner, stage.cols), (row, col))
         if turned:
             shape, steps = shape[::-1], steps[::-1]
-        key = (matrix.buffer, matrix.offset, shape, steps)
+        key = (matrix.buffer, matrix.offset, problem, shape, steps)
         if key not in self.matrices or not self.program.held:
             name = self.matrices[key] = self.namer.one(matrix.buffer)
-            pointer, mask = self._block(matrix, shape, steps, "")
+            start = self._start_of(matrix, self.grid.fixed) if self.program.problems > 1 else ""
+            pointer, mask = self._block(matrix, shape, steps, start)
             loads.call(f"{name} = tl.load(", [pointer, *([f"mask={mask}", "other=0.0"] if mask else [])])
         return _flipped(self.matrices[key]) if turned else self.matrices[key]
+
+    def _start_of(self, matrices: Matrices, number: str) -> str:
+        """Where the matrix of that number starts."""
+        step, wide = matrices.strides[0], self.program.param(matrices.buffer).wide
+        return f"{number}{'.to(tl.int64)' * wide} * {step}" if step else ""
 
     def _block(self, matrix: Matrices, shape: tuple[int, int], steps: tuple[int, int], start: str) -> tuple[str, str]:
         """Addresses of a whole matrix, and the mask of what is inside."""
@@ -375,8 +371,12 @@ class _Printer:
         return f"tl.where({self.frame.row_mask}, {text}, 0.0)"
 
     def _store(self, stage: RowSums, after: Writer, owned: str = "") -> None:
-        target, (chunk, *steps) = stage.target, stage.target.strides
-        start = f"{self.grid.chunk} * {chunk}" if self.program.chunks > 1 and chunk else ""
+        target, (_, *steps) = stage.target, stage.target.strides
+        chunks, problems = self.program.chunks, self.program.problems
+        part = self.grid.chunk if chunks > 1 else self.grid.fixed
+        if chunks > 1 and problems > 1:
+            part = f"({self.grid.chunk} * {problems} + {self.grid.fixed})"
+        start = self._start_of(target, part) if chunks * problems > 1 else ""
         pointer, mask = self._block(target, (stage.rows, stage.cols), (steps[0], steps[1]), start)
         value = convert(self.sums[stage.acc], sum_type(stage.dtype), self.program.param(target.buffer).dtype)
         mask = join_tests([mask] * bool(mask) + [owned] * bool(owned))
