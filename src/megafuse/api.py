@@ -13,7 +13,7 @@ from torch import nn
 
 from megafuse.compiler import Engine, NotFusedWarning, Options
 from megafuse.core.errors import InputError, stage_of, trimmed
-from megafuse.core.keywords import options_of, require_known
+from megafuse.core.keywords import options_of, require_arguments, require_known
 from megafuse.tune import tuner
 from megafuse.validate import CHECK_OPTIONS, CheckReport
 from megafuse.validate import check as _check
@@ -140,13 +140,13 @@ def fuse(
         A drop-in replacement: for a module, an object of a subclass of its class that shares all its state.
 
     Raises:
-        InputError: an argument is not usable (it is named), or a plan is not: unreadable, for another GPU, incomplete;
-            a keyword is neither an option nor an argument of ``fn``.
-        CaptureError: the callable cannot be traced. UnsupportedError: ``strict`` and something has no converter.
-        TargetError: the target is not available here.
+        InputError: an argument is not usable (it is named) or missing, or a plan is not usable: unreadable, for another
+            GPU, incomplete; a keyword is neither an option nor an argument of ``fn``.
+        CaptureError: it cannot be traced. UnsupportedError: ``strict``, and no converter. TargetError: no such target.
     """
     callee = _callee(fn)  # a module's hooks run around its forward
     require_known("fuse", FUSE_OPTIONS, callee, kwargs)
+    require_arguments("fuse", callee, args, kwargs)
     options = Options(
         target, strict=strict, max_specializations=max_specializations, dots=dots, chains=chains, tune=tune,
         plan=os.fspath(plan) if isinstance(plan, os.PathLike) else plan,

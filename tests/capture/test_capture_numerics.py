@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import megafuse
 from capture_helpers import casts, run_graph, seeded, to_array
 from megafuse.capture.api import capture
 from megafuse.capture.composites import hidden_composites
@@ -120,3 +121,16 @@ def test_composites_that_autograd_does_not_see_on_meta() -> None:
     before = [dict(op.py_kernels) for op in hidden_composites()]
     capture(F.relu6, (seeded(3),))
     assert [dict(op.py_kernels) for op in hidden_composites()] == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_elements_of_a_filled_tensor_are_of_its_type(dtype):
+    """A number beside a tensor is computed with as it is; a tensor that is full of it holds what its type can."""
+    x = torch.arange(1, 200, dtype=torch.float32).to(dtype)
+    for fn in (
+        lambda v: v / torch.full_like(v, 0.1),
+        lambda v: v * torch.full((), 1e-8, dtype=dtype) * 1e4,
+        lambda v: v + torch.ones_like(v) * 0.1,
+        lambda v: v * v.new_full((199,), 1 / 3),
+    ):
+        assert torch.equal(megafuse.fuse(fn, x, target="interpret")(x), fn(x))

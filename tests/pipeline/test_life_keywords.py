@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import megafuse
 from megafuse import validate
-from megafuse.api import FUSE_OPTIONS
+from megafuse.api import FUSE_OPTIONS, fuse
 from megafuse.validate import CheckOptions
 
 FEW = CheckOptions(seeds=1, small_seeds=0, repeats=1)
@@ -123,3 +123,13 @@ def test_a_keyword_that_a_hook_takes_is_the_hooks() -> None:
     module = Scaled()
     module.register_forward_pre_hook(lambda m, args, kwargs: (args, {"scale": kwargs["twice"] * 2}), with_kwargs=True)
     assert megafuse.check(module, batch(), twice=1.0, fused=module, options=FEW).ok
+
+
+def test_a_missing_example_is_named_with_what_to_give() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    with pytest.raises(
+        megafuse.InputError, match=r"missing a required argument: 'input'(.|\n)*Sequential.forward\(input\)"
+    ):
+        fuse(net, target="interpret")
+    with pytest.raises(megafuse.InputError, match="too many positional arguments"):
+        fuse(net, torch.ones(2, 4), torch.ones(2, 4), target="interpret")

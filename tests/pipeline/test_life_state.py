@@ -300,3 +300,25 @@ def test_inference_mode() -> None:
         module(made)
     with pytest.raises(RuntimeError, match=r"[Ii]nference"):
         fused(made)
+
+
+@pytest.mark.parametrize("table", ["_parameters", "_buffers"])
+def test_tensors_are_read_from_the_tables_that_a_module_has_now(table: str) -> None:
+    """Libraries that shard parameters put tables of their own in place of a module's."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.eye(4))
+            self.register_buffer("c", torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(x) * self.w + self.c
+
+    module, x = Scaled(), torch.randn(4, 4)
+    fused = megafuse.fuse(module, x, target="interpret")
+    fused(x)
+    setattr(module, table, dict(getattr(module, table)))
+    module.w, module.c = nn.Parameter(torch.full((4, 4), 0.7)), torch.full((4,), 3.0)
+    for _ in range(2):
+        torch.testing.assert_close(fused(x), module(x))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -129,3 +130,26 @@ def test_what_adds_up_partial_sums_has_tall_tiles_and_few_warps(rows: int) -> No
             assert loaded <= ADDED and rows_of_tile >= MIN_ROW_RUN
             few = space.num_rows < 2 * FULL_GRID * rows_of_tile
             assert few or rows_of_tile == MIN_ROW_RUN or 2 * loaded > ADDED
+
+
+def products(x: Tensor, *matrices: Tensor) -> tuple[Tensor, ...]:
+    return tuple(x @ m for m in matrices)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((64, 16384, 128), torch.bfloat16), ((65536, 64), torch.float32), ((300, 24), torch.bfloat16)],
+)
+def test_sums_of_several_problems_of_fp32_and_of_few_rows_have_ordinary_tiles(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """Loaded ahead as if there were one problem they left 1 GiB of partial sums."""
+    width = shape[-1]
+    x = torch.empty(shape, dtype=dtype, device="meta")
+    matrices = [
+        torch.empty(*shape[:-2], width, width, dtype=dtype, device="meta", requires_grad=True) for _ in range(3)
+    ]
+    step = compile_call(products, (x, *matrices), {}, device_spec(90), dots=DotRule(chain=True)).step
+    assert not any(k.chain.rules.streamed for k in step.kernels if k.chain is not None)
+    partial = [math.prod(b.shape) * b.dtype.size for b in step.buffers if b.name.startswith("partial")]
+    assert sum(partial) <= 64 * 2**20

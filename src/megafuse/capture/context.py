@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from megafuse.capture.dtypes import type_name
+import torch
+
+from megafuse.capture.dtypes import TO_TORCH, type_name
 from megafuse.core.dtypes import DType
 from megafuse.ir.graph import Builder, Node
 from megafuse.ir.types import Const, Expand, Reshape, TensorType
@@ -107,7 +109,9 @@ class Context:
         return self.b.const(value, dtype)
 
     def full(self, value: float | int | bool, type_: TensorType) -> Node:
-        """A constant tensor."""
+        """A constant tensor. Its elements are of its type, unlike a number beside a tensor, which is not rounded."""
+        if type_.dtype in (DType.F16, DType.BF16):
+            value = torch.tensor(value, dtype=torch.float64).to(TO_TORCH[type_.dtype]).item()
         return self.b.broadcast(self.b.const(value, type_.dtype), type_.shape)
 
     def up(self, x: Node) -> Node:

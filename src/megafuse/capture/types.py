@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from megafuse.ir.graph import Graph
-from megafuse.ir.types import Origin, TensorType
+from megafuse.ir.types import Opaque, Origin, Pick, TensorType
 
 LeafPath = tuple[int | str, ...]
 
@@ -146,3 +146,13 @@ class Captured:
     calls: tuple[OpaqueCall, ...]
     support: SupportReport
     constants: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def empty(self) -> str:
+        """What in the call has no elements, in words; empty where nothing is: kernels take none such."""
+        node = next((n for n in self.graph.nodes if 0 in n.shape), None)
+        if node is None:
+            return ""
+        made = node.args[0].attrs if node.is_a(Pick) else node.attrs
+        what = f"a result of {made.target}" if isinstance(made, Opaque) else "a value computed in the call"
+        return f"{what} ({node.origin})" if node.origin else what

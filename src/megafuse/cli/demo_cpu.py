@@ -107,6 +107,7 @@ def check_facts(report: CheckReport) -> dict[str, Any]:
     names = sorted({v.name for v in report.verdicts})
     text = str(report)
     facts = {"ok": report.ok, "tensors": len(names), "seeds": report.seeds, "text": text, "names": names}
+    facts |= {"notes": list(report.notes)} if report.notes else {}
     return facts | ({"more_draws": report.more_draws} if report.doubts else {})
 
 

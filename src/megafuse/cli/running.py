@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 
-from megafuse.api import fuse
+from megafuse.api import check, fuse
 from megafuse.cli.selection import Selection
 from megafuse.cli.targets import Example, make_example, pick_device
 from megafuse.validate import CheckOptions, CheckReport
-from megafuse.validate import check as compare
 
 TARGET_ON = {"cuda": "cuda", "cpu": "interpret"}
 
@@ -25,7 +24,7 @@ def check_example(
 ) -> CheckReport:
     """Outputs, input gradients and the gradient of every used parameter, by the acceptance rule."""
     fused = fuse_example(example, device, strict=strict, dots=dots)
-    return compare(example.fn, *example.args, fused=fused, options=options, **example.kwargs)
+    return check(example.fn, *example.args, fused=fused, options=options, **example.kwargs)
 
 
 def check_selection(

@@ -90,4 +90,5 @@ def check_line(check: Mapping[str, Any]) -> str:
     state = "[green]ok[/green]  " if check["ok"] else "[red]FAIL[/red]"
     counts = f"{counted(check['tensors'], 'tensor')}, {counted(check['seeds'], 'seed')}, {check['seconds']:.1f} s"
     line = f"  {state}  {escape(check['title'])}: {counts}"
+    line += "".join(f"\n        NOTE: {escape(note)}" for note in check.get("notes", ()))
     return line if check["ok"] else f"{line}\n{escape(check['text'])}"

@@ -157,10 +157,10 @@ class Engine:
         """The structure (argument tree, constants, modes) of a call, captured if it is new."""
         call = flatten_call(self.original, args, kwargs)
         with self._lock:
-            if call.key not in self._structures:
-                self._structures[call.key] = _Structure(self, call)
-            self._recent = self._structures[call.key]
-            return self._recent
+            if not (found := self._structures.get(call.key)) or found.watch.moved():
+                found = self._structures[call.key] = _Structure(self, call)
+            self._recent = found
+            return found
 
     def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
         """The binding that serves a call."""
@@ -358,8 +358,8 @@ def _bind(
         structure.over_limit = True
         return Bound(None, None, over)
     captured = structure.take_captured(args, kwargs)
-    if any(0 in n.shape for n in captured.graph.nodes):
-        return _without_kernels(options, "a value computed in the call is empty; the original ops run")
+    if captured.empty:
+        return _without_kernels(options, f"{captured.empty} is empty; the original ops run")
     bound = bind(make(captured), {}, place, structure.run_original)
     structure.sharing.specialise(key)
     return bound

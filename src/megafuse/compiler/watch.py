@@ -70,10 +70,14 @@ class ModuleWatch:
             pass
         if [module_state(m) for m in self._modules] != self._states:
             return False
-        if any(now is not then for now, then in zip(self._tensor_tables(), self._tensors, strict=True)):
-            return False  # tensors are read from the tables of then
+        if self.moved():
+            return False
         self._look()
         return True
+
+    def moved(self) -> bool:
+        """True when tables of parameters or buffers were replaced: tensors are read from the tables of then."""
+        return any(now is not then for now, then in zip(self._tensor_tables(), self._tensors, strict=True))
 
     def _versions_now(self) -> list[int]:
         """Of the dictionaries that hold what the quick answer looks at; none where they do not tell."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from megafuse.core.errors import InputError
@@ -38,6 +38,24 @@ def require_known(call: str, options: Sequence[str], fn: Callable[..., Any], giv
         f"keyword {unknown!r} is neither an option of {call}() nor an argument of {theirs}",
         hint=f"did you mean {close[0]!r}?" if close else listed,
     )
+
+
+def require_arguments(call: str, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Nothing happens where ``fn`` can be called with ``args`` and ``kwargs``, or where its signature does not tell.
+
+    Raises:
+        InputError: an example argument is missing, or there is one too many.
+    """
+    try:
+        signature = inspect.signature(fn, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        theirs = f"{getattr(fn, '__qualname__', type(fn).__qualname__)}{signature}"
+        hint = f"give {call}() an example of each argument of {theirs}: {call}(module, example_input)"
+        raise InputError(f"{call}() cannot make the call that it is given: {error}", hint=hint) from None
 
 
 def _keywords_of(fn: Callable[..., Any]) -> list[str] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from megafuse.core.device import ACCESS_BYTES, DeviceSpec
+from megafuse.core.device import DeviceSpec
 from megafuse.core.sizes import is_open
 from megafuse.fusion.anchors import Anchors
 from megafuse.fusion.chain import MOST_WIDTH, Finder, Member, chain_walks, make_chain, ordered
@@ -16,7 +16,6 @@ from megafuse.fusion.chain_cost import (
     sums_bytes,
 )
 from megafuse.fusion.cost import NestCost
-from megafuse.fusion.epilogue import HALVES
 from megafuse.fusion.items import Item
 from megafuse.ir.chain import (
     Chain,
@@ -27,6 +26,7 @@ from megafuse.ir.chain import (
     external_loads,
     external_reads,
     is_sum,
+    loads_ahead,
     made_by,
     matrices_of,
 )
@@ -91,18 +91,13 @@ def _of_sums(finder: Finder, sums: Sequence[Member], device: DeviceSpec, tf32: b
     ahead.
     """
     single = finder.walk.problems == 1
-    held = [m for m in sums if single and _streams(m.node) and sums_bytes(m.node) <= MOST_SUMS_BYTES]
+    held = [m for m in sums if single and loads_ahead(m.node) and sums_bytes(m.node) <= MOST_SUMS_BYTES]
     while held:
         count = _fitting(held)
         chain, held = make_chain(finder.walk, held[:count], (), False), held[count:]
         library = library_seconds([s.node for s in chain.dots], device, tf32)
         if chain_seconds(chain, finder.memory, device, ()) < library:
             yield chain
-
-
-def _streams(dot: Node) -> bool:
-    """Whether the rows of its operands can go to shared memory, and from there to matrix units."""
-    return dot.dtype in HALVES and all(n * dot.dtype.size % ACCESS_BYTES == 0 for n in dot.shape[1:])
 
 
 def _fitting(sums: Sequence[Member]) -> int:

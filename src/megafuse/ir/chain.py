@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from megafuse.core.device import DeviceSpec
+from megafuse.core.device import ACCESS_BYTES, DeviceSpec
 from megafuse.core.dtypes import DType
 from megafuse.core.sizes import ceil_div
 from megafuse.ir.graph import Node, contiguous_strides
@@ -154,8 +154,17 @@ def is_sum(stage: Stage) -> bool:
 
 
 def only_sums(chain: Chain) -> bool:
-    """Whether it multiplies values in memory into sums over the rows, and does nothing else."""
-    return all(isinstance(s, SumDot) for s in chain.stages)
+    """Whether it multiplies values in memory into sums over the rows, does nothing else, and can load them ahead."""
+    return chain.problems == 1 and all(isinstance(s, SumDot) and loads_ahead(s.node) for s in chain.stages)
+
+
+def loads_ahead(dot: Node) -> bool:
+    """Whether rows of its operands can go from memory to shared memory, and from there to matrix units.
+
+    They are of a 16-bit type and whole accesses. For fp32 products, matrix units are not trusted.
+    """
+    whole = (n * dot.dtype.size % ACCESS_BYTES == 0 for n in dot.shape[1:])
+    return dot.dtype in (DType.BF16, DType.F16) and all(whole)
 
 
 def widths_of(chain: Chain) -> tuple[int, ...]:
@@ -167,8 +176,8 @@ def widths_of(chain: Chain) -> tuple[int, ...]:
 def turned(chain: Chain, device: DeviceSpec) -> bool:
     """Whether its tiles are columns by rows: then operands serve products and sums over the rows alike.
 
-    Without sums, where tiles have few rows: columns fill the matrix units. Where there are only sums, matrix units take
-    either from what was loaded.
+    Without sums, where tiles have few rows: columns fill the matrix units. Where there are only sums of 16-bit rows,
+    matrix units take either from what was loaded.
     """
     sums = any(map(is_sum, chain.stages))
     return can_turn(chain) and (sums or turned_rows(chain.walk, sums, device) < UNIT)

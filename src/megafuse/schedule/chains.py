@@ -31,7 +31,7 @@ from megafuse.ir.nest import Anchor, Nest, Root, Space
 from megafuse.ir.trace import Inst, Trace
 from megafuse.ir.views import memory_of
 from megafuse.schedule.chain_tile import ChainRules, ChainTile
-from megafuse.schedule.chain_tiling import ChainRequest, chain_rules, choose_chain_tile
+from megafuse.schedule.chain_tiling import STREAMED_ROWS, ChainRequest, chain_rules, choose_chain_tile
 from megafuse.schedule.choice import Known
 from megafuse.schedule.identity import chain_key
 from megafuse.schedule.kernel_plan import ChainDotPlan, ChainPlan, KernelPlan, PhasePlan
@@ -114,7 +114,7 @@ class ChainMaker:
             turned=turned(chain, self.device),
             turns=can_turn(chain),
             products=sum(isinstance(s, SumDot) for s in chain.stages),
-            streamed=only_sums(chain),
+            streamed=only_sums(chain) and chain.rows > STREAMED_ROWS * self.device.sms,
         )
 
 

@@ -152,8 +152,10 @@ def choose_tile(request: TileRequest, device: DeviceSpec) -> Tile:
         stages, each = 1, each - kept
         warps = fewest_warps(elements, each, LOOP_REGISTERS)
     if stages > 1 and rows == 1 and not by_rows and hoist and _pairs(trace, request.fixed, elements, warps):
-        rows, stages, each = 2, PAIRED_STAGES, two_rows(trace, request.fixed, kept)
-    if along_rows and _adds_up(trace):
+        pair = two_rows(trace, request.fixed, kept)
+        if typical(space.num_rows) > 2 * device.sms * programs_per_sm(elements, pair, warps, device):  # it is a walk
+            rows, stages, each = 2, PAIRED_STAGES, pair
+    if along_rows and not walked and _adds_up(trace):
         warps = min(ADDING_WARPS, warps)
     chunk = rows
     if request.whole_loop:
@@ -226,9 +228,9 @@ def _adds_up(trace: Trace) -> bool:
     few, and tiles tall, so that few threads share a row.
     """
     cols = trace.nest.space.col_names
-    return all(i.kind in ("load", "reduce") for i in trace.insts if i.axes & cols or i.kind == "reduce") and all(
-        a.kind == "load" for i in trace.insts if i.kind == "reduce" for a in i.args
-    )
+    sums = [i for i in trace.insts if i.kind == "reduce"]
+    plain = all(i.fn == "sum" and all(a.kind == "load" for a in i.args) for i in sums)
+    return bool(sums) and plain and all(i.kind in ("load", "reduce") for i in trace.insts if i.axes & cols)
 
 
 def _with_row_runs(request: TileRequest, shape: _Shape) -> _Shape:

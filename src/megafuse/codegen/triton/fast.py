@@ -63,18 +63,6 @@ def _log1p_unit(x):
     p = p * x - 0.4993613660335541
     return (p * x + 0.9999915957450867) * x
 ''',
-    "_log2": '''
-@triton.jit
-def _log2(x):
-    """The logarithm to base 2 with an absolute error below 2**-22; what is below 2**-126 is 0."""
-    return tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
-''',
-    "_log1p_positive": '''
-@triton.jit
-def _log1p_positive(x):
-    """log(1 + x) for x >= 0, with a relative error below 1e-5."""
-    return tl.where(x <= 1.0, _log1p_unit(x), _log2(1.0 + x) * 0.6931471805599453)
-''',
     "_tanh": '''
 @triton.jit
 def _tanh(x):

@@ -291,7 +291,6 @@ HELPERS |= {f"_sum{count}": _sum_helper(count) for count in range(2, MOST_SUMS +
 _PLAIN = {
     "_exp": "tl.exp(x)",
     "_exp2": "tl.exp2(x)",
-    "_log2": "tl.log2(x)",
     "_sigmoid": "1.0 / (1.0 + tl.exp(-x))",
     "_to_f16": "x.to(tl.float16)",
     "_to_bf16": "x.to(tl.bfloat16)",

@@ -3,7 +3,7 @@
 * ``1 + erf(x)`` and ``1 + tanh(x)``, of which GELU is made, become erfc(-x) and twice the sigmoid of 2x. In fp32 the
   sum of 1 and a value near -1 is exact and small, so both terms have to be right to their last bit, which takes twice
   the instructions of the sum itself.
-* ``tanh``, and ``log1p`` of what is not negative, are written out where all that is made of them is rounded.
+* ``tanh`` is written out where all that is made of it is rounded.
 * A quotient that is rounded to 16 bits at once needs no correct rounding to fp32 first, which takes a branch for rare
   arguments. With an error of two ulps of fp32 it rounds to the same bf16 number where both operands are bf16: a
   quotient of two 8-bit significands that is no 8-bit number itself is at least 2**-17 of its size away from the middle
@@ -23,8 +23,11 @@ from megafuse.codegen.walk import reads, statements
 from megafuse.core.dtypes import DType
 
 ONE_PLUS = {"erf": "one_plus_erf", "tanh": "one_plus_tanh"}
-NEAR = {"tanh": "near_tanh", "log1p": "near_log1p"}
+NEAR = {"tanh": "near_tanh"}
 QUOTIENT = "near_div"
+CONTINUOUS = frozenset(
+    "add sub mul div neg abs maximum minimum where sqrt rsqrt recip exp sigmoid log1p tanh erf".split()
+)
 _SMALLEST = 2.0**-126
 
 
@@ -50,10 +53,15 @@ def narrow(phase: Phase, params: Iterable[Param], outside: Collection[str] = ())
 
 
 def _rounded_later(phase: Phase, readers: dict[str, list[Statement]], outside: Collection[str]) -> dict[str, Compute]:
-    """fp32 arithmetic of which nothing gets on but what is rounded to 16 bits, by the value's name."""
+    """fp32 arithmetic of which nothing gets on but what is rounded to 16 bits, by the value's name.
+
+    A small error stays small up to there: no comparison and no rounding to whole numbers reads it.
+    """
     soft: dict[str, Compute] = {}
     for item in reversed(list(statements(phase))):
         if not isinstance(item, Compute) or item.arg_dtype is not DType.F32 or item.dst in outside:
+            continue
+        if item.fn not in CONTINUOUS:
             continue
         if all(_rounds(r) or (isinstance(r, Compute) and r.dst in soft) for r in readers[item.dst]):
             soft[item.dst] = item

@@ -85,13 +85,11 @@ for _fn in ("add", "sub", "mul"):
 
 FAST = {
     "exp": "_exp({a})", "sigmoid": "_sigmoid({a})",
-    "near_tanh": "_tanh({a})", "near_div": "{a} / {b}",  # made by ``narrow``, as those below
+    "near_tanh": "_tanh({a})", "near_div": "{a} / {b}",  # made by ``narrow``
     "one_plus_erf": "_one_plus_erf({a})", "one_plus_tanh": "_one_plus_tanh({a})",
 }  # fmt: skip
-FAST_OF = {("log1p", "unit"): "_log1p_unit({a})", ("near_log1p", "unit"): "_log1p_unit({a})"}
-FAST_OF["near_log1p", "positive"] = "_log1p_positive({a})"
+FAST_UNIT = {"log1p": "_log1p_unit({a})"}  # of arguments from 0 to 1
 _BOUNDS = {("abs", ""): "positive", ("neg", "positive"): "negative", ("exp", "negative"): "unit"}
-_BOUNDS |= {("exp", of): "positive" for of in ("", "positive", "unit")}
 CASTS_LITERALS = frozenset("add sub mul eq ne lt le gt ge and or xor shl shr where".split())  # beside an operand
 
 
@@ -108,8 +106,8 @@ def template(fn: str, dtype: DType, fast: bool, argument: str = "") -> str:
     Raises:
         ValueError: ``fn`` is not defined on this type.
     """
-    if fast and dtype is DType.F32 and (fn, argument) in FAST_OF:
-        return FAST_OF[fn, argument]
+    if fast and dtype is DType.F32 and argument == "unit" and fn in FAST_UNIT:
+        return FAST_UNIT[fn]
     if fast and dtype is DType.F32 and fn in FAST:
         return FAST[fn]
     variants = TEMPLATES[fn.removeprefix("near_")]
