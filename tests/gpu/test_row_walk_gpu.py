@@ -63,7 +63,7 @@ def gate_of(rows: int, width: int, dtype: torch.dtype) -> tuple[nn.Module, Tenso
 def test_two_norms_and_a_gate(rows: int, width: int, dtype: str) -> None:
     module, x = gate_of(rows, width, DTYPES[dtype])
     fused = assert_right(module, x)
-    assert (2 in abreast(fused)) == (width == 2560 and rows == 254 and dtype != "fp32")
+    assert (2 in abreast(fused)) == (width > 1000 and rows == 254 and dtype != "fp32")
 
 
 @pytest.mark.parametrize("width", [1197, 1280, 2560, 4096, 5120])

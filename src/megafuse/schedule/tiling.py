@@ -46,6 +46,7 @@ ROW_CONTIGUOUS_TILE = 32
 MIN_ROW_RUN = 8  # rows next to one another in memory that make a whole sector of fp32
 MIN_WARPS = 8  # on each SM, at least
 ADDED = 9 * 1024  # elements that a program adds up across rows in memory, where runs of 128 bytes leave a choice
+FEW_SUMMANDS = 16  # of a sum, below which a tile needs more rows to keep its threads busy
 ADDING_WARPS = 8  # of it, at most: more have more to exchange
 FULL_GRID = 128  # programs below which smaller tiles are worth it
 FREE_TILE = 4096
@@ -204,7 +205,9 @@ def _whole_rows(trace: Trace, along_rows: bool, looped: bool, whole_loop: bool, 
     if along_rows:
         rows = max(ROW_CONTIGUOUS_TILE, power_of_two_below(MIN_TILE // width))
         if _adds_up(trace):
-            rows = max(ROW_CONTIGUOUS_TILE, power_of_two_below(ADDED // (cols * len(trace.loads()))))
+            tall = power_of_two_below(ADDED // (cols * len(trace.loads())))
+            tall = tall if width < FEW_SUMMANDS else min(tall, 2 * ROW_CONTIGUOUS_TILE)
+            rows = max(ROW_CONTIGUOUS_TILE, tall)
         while rows > MIN_ROW_RUN and loop_rows // rows < FULL_GRID:
             rows //= 2
         if rows * width > most and not looped:
