@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import megafuse
+import megafuse.nn
 from megafuse.compiler import compile_call
 from megafuse.core.device import device_spec
 from megafuse.core.text import quantity
@@ -224,3 +225,7 @@ def test_public_names_exist():
     assert set(megafuse.__all__) <= set(dir(megafuse))
     with pytest.raises(AttributeError, match="nothing_of_the_kind"):
         megafuse.nothing_of_the_kind  # noqa: B018
+
+
+def test_a_module_that_was_not_called_has_no_plan_yet():
+    assert "no plan yet" in str(megafuse.explain(megafuse.nn.MLP([4, 4, 2], target="interpret")))

@@ -13,6 +13,8 @@ MAX_SOURCES = 12
 
 def format_explanation(subject: str, plans: Sequence[PlanInfo]) -> str:
     """Text of all bindings."""
+    if not plans:
+        return f"{subject}: no plan yet; it is made at the first call\n"
     each = ", one for each kind of call" if len(plans) > 1 else ""
     return "\n\n".join([f"{subject}: {counted(len(plans), 'plan')}{each}", *(format_plan(p) for p in plans)]) + "\n"
 
