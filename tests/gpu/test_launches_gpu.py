@@ -32,7 +32,7 @@ def test_weight_norms(widths: list[int], dtype: torch.dtype, cuda_graph: bool) -
     report = megafuse.check(model, x, options=QUICK)
     assert report.ok, str(report)
     print(shared(model))
-    assert max(shared(model)) == min(len(widths) - 1, 16)
+    assert min(len(widths) - 1, 16) in shared(model)
 
 
 class Norms(nn.Module):
