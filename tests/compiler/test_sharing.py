@@ -285,10 +285,10 @@ def test_values_without_elements_inside_of_a_call_are_said() -> None:
         return torch.tanh(x), torch.sin(x[:, 3:3])
 
     x = torch.randn(4, 5)
-    with pytest.warns(NotFusedWarning, match="a value computed in the call .* is empty"):
+    with pytest.warns(NotFusedWarning, match=r"a value computed in the call .* is empty"):
         fused = megafuse.fuse(fn, x, target="interpret")
     assert torch.equal(fused(x)[0], fn(x)[0])
-    with pytest.raises(UnsupportedError, match="a value computed in the call .* is empty"):
+    with pytest.raises(UnsupportedError, match=r"a value computed in the call .* is empty"):
         megafuse.fuse(fn, x, target="interpret", strict=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
