@@ -1,6 +1,7 @@
-"""Errors of a random module beside the unfused module's, draw by draw: is one failed draw chance, or a wrong result?
+"""Errors of a module beside the unfused module's, draw by draw: is one failed draw chance, or a wrong result?
 
-Usage: ``python tools/paired_errors.py NUMBER --dtype fp32 [--draws 150] [--first 1000] [--device cuda] [--out FOLDER]``
+Usage: ``python tools/paired_errors.py NAME --dtype fp32 [--size small] [--draws 150] [--first 1000] [--device cuda]
+[--out FOLDER]``; NAME is the number of a random module, or a workload, made at ``--size``.
 
 For each result and draw the largest error and the RMS error of both against the fp64 oracle are taken (functions of
 megafuse.validate). If both have the same distribution, each is the larger one in half of the draws. Printed and
@@ -18,6 +19,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from megafuse import fuse
 from megafuse.bench.record import begin, compact_lists
 from megafuse.cli.running import TARGET_ON
@@ -25,6 +28,7 @@ from megafuse.validate.compare import Sample, measure
 from megafuse.validate.oracle import oracle_run
 from megafuse.validate.problem import Problem, draw_leaves
 from megafuse.validate.running import Runner, draw_cotangents
+from megafuse.workloads import get, names
 from megafuse.workloads.random_modules import DTYPES
 from megafuse.workloads.random_steps import random_program
 
@@ -38,9 +42,15 @@ def sign_test(larger: int, smaller: int) -> float:
     return min(1.0, 2 * sum(math.comb(n, k) for k in range(most, n + 1)) / 2**n)
 
 
-def draws(number: int, dtype: str, device: str, seeds: range) -> dict[str, list[Sample]]:
+def subject(name: str, size: str, dtype: str, device: str) -> tuple[torch.nn.Module, tuple[Any, ...]]:
+    """The random module of that number, or the workload of that name."""
+    if name.isdecimal():
+        return random_program(int(name), dtype).make(device)
+    return get(name).make(size, dtype=DTYPES[dtype], device=device)
+
+
+def draws(module: torch.nn.Module, inputs: tuple[Any, ...], device: str, seeds: range) -> dict[str, list[Sample]]:
     """Samples of each result, one a draw."""
-    module, inputs = random_program(number, dtype).make(device)
     problem = Problem.of(module, inputs, {})
     fused = fuse(module, *inputs, target=TARGET_ON[device])
     found: dict[str, list[Sample]] = {}
@@ -72,14 +82,16 @@ def summary(samples: list[Sample]) -> dict[str, Any]:
 def main() -> int:
     """Measure, print and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("number", type=int, help="of the random module")
+    parser.add_argument("name", help="number of a random module, or one of " + ", ".join(names()))
+    parser.add_argument("--size", default="small", help="of the workload")
     parser.add_argument("--dtype", choices=tuple(DTYPES), required=True)
     parser.add_argument("--device", choices=tuple(TARGET_ON), default="cpu")
     parser.add_argument("--draws", type=int, default=150)
     parser.add_argument("--first", type=int, default=1000, help="number of the first draw")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "checks", help="folder for the record")
     asked = parser.parse_args()
-    found = draws(asked.number, asked.dtype, asked.device, range(asked.first, asked.first + asked.draws))
+    module, inputs = subject(asked.name, asked.size, asked.dtype, asked.device)
+    found = draws(module, inputs, asked.device, range(asked.first, asked.first + asked.draws))
     results = {name: summary(samples) for name, samples in found.items()}
     print(f"{'result':40}  median max  pooled rms  larger (fused:unfused)  over {FAR:g} x  probability")
     for name, facts in results.items():
@@ -89,9 +101,15 @@ def main() -> int:
             f"{name:40}  {ratios}  {over['fused']:13}:{over['unfused']:<8}"
             f"  {far['fused']:4}:{far['unfused']:<4}  {over['probability']:.2f}"
         )
-    settings = {"number": asked.number, "dtype": asked.dtype, "device": asked.device, "first": asked.first}
+    settings = {
+        "name": asked.name,
+        "size": asked.size,
+        "dtype": asked.dtype,
+        "device": asked.device,
+        "first": asked.first,
+    }
     record = begin("paired errors", settings) | {"results": results}
-    path = asked.out / f"paired_{asked.number}_{asked.dtype}_{asked.device}.json"
+    path = asked.out / f"paired_{asked.name}_{asked.dtype}_{asked.device}.json"
     asked.out.mkdir(parents=True, exist_ok=True)
     path.write_text(compact_lists(json.dumps(record, indent=1)) + "\n")
     print(f"record: {path}")

@@ -10,8 +10,9 @@ from megafuse.bench.cases import make_case, parse_shapes
 from megafuse.bench.measure import Settings, measure_case
 from megafuse.bench.plan import PlanFacts, plan_facts
 from megafuse.bench.rivals import NotValidated, make_rival, parse_rivals
-from megafuse.bench.verify import one_seed_failures, verify
+from megafuse.bench.verify import _judge_draws, one_seed_failures, verify
 from megafuse.core.errors import InputError
+from megafuse.validate.problem import Problem
 
 
 class Wrong(nn.Module):
@@ -57,6 +58,31 @@ def test_a_doubt_about_a_rival_is_settled_by_further_draws_and_told(later: float
     assert checked.ok == (later == 1.0), checked
     assert "decided by 16 further draws" in checked.how
     assert rival.calls == 1 + 16
+
+
+class Struck(nn.Module):
+    """The case's module with one element of its first result off by ``size``."""
+
+    def __init__(self, inner: nn.Module, size: float) -> None:
+        super().__init__()
+        self.inner, self.size, self.calls = inner, size, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        out = self.inner(x)
+        off = torch.zeros_like(out)
+        off.view(-1)[0] = self.size if self.calls == 1 else 0.0
+        return out + off
+
+
+def test_one_wrong_element_of_a_rival_is_not_forgotten_for_further_draws() -> None:
+    case = net_case(rows=16)
+    _, verdicts = _judge_draws(Problem.of(case.module, case.args, case.kwargs), case.module, range(1, 18))
+    largest = next(v.unfused_max for v in verdicts if v.name == "output out")
+    rival = Struck(case.module, 8 * largest)
+    failures, more = one_seed_failures(case, rival)
+    assert more == 16 and rival.calls == 1 + 16
+    assert len(failures) == 1 and "output out: largest error" in failures[0] and "of the first draws" in failures[0]
 
 
 def test_a_wrong_rival_is_recorded_and_never_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ class Chain:
     held: bool = True
     turned: bool = False
     early: bool = False
+    first: int = 0
     by_index: bool = False
     shares: int = 1
     problems: int = 1
@@ -82,7 +83,7 @@ class Chain:
         )
         return ChainProgram(
             self.name, ("A chain of two products.",), params, stages, num_warps=4, held=self.held, turned=self.turned,
-            early=self.early, shares=self.shares,
+            early=self.early, first=self.first, shares=self.shares,
         )  # fmt: skip
 
     def _loaded(self) -> Block:
@@ -148,6 +149,10 @@ def chains(dtype: DType) -> Iterator[Chain]:
     yield Chain(f"chain_early_{t}", dtype, 100, (17, 33, 40), 16, 48, early=True)
     yield Chain(f"chain_ahead_{t}", dtype, 96, (16, 32, 16), 16, 32, turned=True, early=True)
     yield Chain(f"chain_index_{t}", dtype, 100, (17, 33, 40), 16, 48, early=True, by_index=True)
+    yield Chain(f"chain_first_{t}", dtype, 37, (5, 20, 3), 16, 16, turned=True, first=2)
+    if dtype is not F32:  # as tiles are chosen: registers hold no fp32 matrices of this size
+        yield Chain(f"chain_first_index_{t}", dtype, 37, (17, 33, 40), 16, 16, by_index=True, first=2)
+    yield Chain(f"chain_first_some_{t}", dtype, 32, (16, 32, 16), 32, 32, turned=True, shares=2, first=1)
     yield Chain(f"chain_uneven_{t}", dtype, 80, (16, 32, 16), 16, 32)
     yield Chain(f"chain_shared_{t}", dtype, 37, (5, 20, 3), 16, 16, shares=2)
     yield Chain(f"chain_shared_whole_{t}", dtype, 32, (16, 32, 16), 32, 32, turned=True, shares=3)

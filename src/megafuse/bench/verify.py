@@ -14,6 +14,7 @@ from megafuse.validate import RULE, CheckOptions, Sample, Verdict, in_doubt, jud
 from megafuse.validate.oracle import oracle_run
 from megafuse.validate.problem import Problem, draw_leaves
 from megafuse.validate.running import Run, Runner, draw_cotangents
+from megafuse.validate.verdict import decided
 
 #: Levels of the check of generated steps. The first seed of ``quick`` is odd: those run on poisoned allocations.
 LEVELS = {
@@ -71,9 +72,11 @@ def one_seed_failures(case: Case, fn: Callable[..., Any], seed: int = 1) -> tupl
     """Reasons why ``fn`` breaks the rule on one draw of inputs (none: it keeps it), and on how many more in doubt."""
     problem = Problem.of(case.module, case.args, case.kwargs)
     different, verdicts = _judge_draws(problem, fn, range(seed, seed + 1))
-    more = RULE.further_draws if in_doubt(verdicts) and not different else 0
-    if more:
-        different, verdicts = _judge_draws(problem, fn, range(seed + 1, seed + 1 + more))
+    doubts = () if different else in_doubt(verdicts)
+    more = RULE.further_draws if doubts else 0
+    if doubts:
+        different, further = _judge_draws(problem, fn, range(seed + 1, seed + 1 + more))
+        verdicts = decided(doubts, further)
     failures = (*different, *(f"{v.name}: {reason}" for v in verdicts for reason in v.reasons))
     return failures if verdicts else (*failures, "nothing was compared"), more
 

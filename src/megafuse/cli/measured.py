@@ -74,7 +74,7 @@ def _chain_text(tile: Any, warps: int) -> str:
     walk = f" in {tile['rows_per_chunk']}" * (tile["rows_per_chunk"] > tile["rows"])
     form = ", columns first" * tile["turned"] + ", next rows early" * tile["early"]
     stages = f", {tile['num_stages']} stages" * (tile["num_stages"] > 1)
-    held = "kept" if tile["held"] else "read again"
+    held = ("kept" if tile["held"] else "read again") + f", {tile['first']} loaded first" * bool(tile["first"])
     return f"{tile['rows']} rows{walk}{form}, matrices {held}, {warps} warps{stages}"
 
 

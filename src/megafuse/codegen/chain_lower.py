@@ -112,6 +112,7 @@ class _ChainLowering:
             held=tile.held,
             turned=tile.turned,
             early=tile.early,
+            first=tile.first,
             shares=tile.shares,
             last_first=kernel.last_first,
         )

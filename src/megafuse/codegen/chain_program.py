@@ -71,9 +71,10 @@ class ChainProgram:
     """One kernel, ready to print. ``held``: matrices are loaded before the walk over the rows, else in each step of it.
 
     ``turned``: printers that hold tiles as blocks make them ``[columns, rows]``. ``early``: they load the rows of the
-    next tile before they work on the present one. ``shares``: programs that run the stages of the same chunk, which is
-    one row tile; each stores some of the ``RowSums``, in order, and the last stores what phases store. ``tf32``:
-    fp32 operands are rounded to TF32; else they are multiplied as they are. ``last_first``: programs walk from the last
+    next tile while they work on the present one. ``first``: matrices that programs of one tile load, with the rows up
+    to their products, before they work. ``shares``: programs that run the stages of the same chunk, which is one row
+    tile; each stores some of the ``RowSums``, in order, and the last stores what phases store. ``tf32``: fp32 operands
+    are rounded to TF32; else they are multiplied as they are. ``last_first``: programs walk from the last
     of their rows to the first.
     """
 
@@ -86,6 +87,7 @@ class ChainProgram:
     held: bool = True
     turned: bool = False
     early: bool = False
+    first: int = 0
     shares: int = 1
     tf32: bool = False
     last_first: bool = False
@@ -204,6 +206,7 @@ def flat_chain(program: ChainProgram) -> ChainProgram:
         held=False,
         turned=False,
         early=False,
+        first=0,
         shares=1,
         tf32=False,
         last_first=False,

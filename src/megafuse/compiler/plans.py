@@ -23,7 +23,7 @@ from megafuse.schedule.types import KernelTiles, Tile
 
 HEURISTIC_ENV = ("MEGAFUSE_FAST_AUTOTUNE", "MLP_FAST_AUTOTUNE")
 PLAN_ENV, REQUIRE_ENV = "MEGAFUSE_PLAN", "MEGAFUSE_REQUIRE_PLAN"
-CHAIN_SIZES, CHAIN_FLAGS = ("rows", "rows_per_chunk", "num_stages", "shares"), ("held", "turned", "early")
+CHAIN_SIZES, CHAIN_FLAGS = ("rows", "rows_per_chunk", "num_stages", "shares", "first"), ("held", "turned", "early")
 INTERPRETER = "interpreter"  # the device under which measurements of interpreted kernels would be kept
 
 # measures on a device what is not known of a compilation's kernels, and keeps it

@@ -16,7 +16,8 @@ class ChainTile:
     """Sizes of a chain: ``rows`` at a time, ``rows_per_chunk`` a program, all of one problem. ``why``: how chosen.
 
     ``held``: matrices are loaded once, before the walk over the rows; else once for each row tile. ``turned``: tiles
-    are blocks of columns by rows. ``early``: the rows of the next tile are loaded before the present one is worked on.
+    are blocks of columns by rows. ``early``: the rows of the next tile are loaded while the present one is worked on.
+    ``first``: matrices that a program of one tile loads before it works, with the rows up to their products.
     ``shares``: programs that work on the same tile: all make all sums over its rows, and each stores some of them.
     """
 
@@ -27,6 +28,7 @@ class ChainTile:
     held: bool = True
     turned: bool = False
     early: bool = False
+    first: int = 0
     shares: int = 1
     why: str = ""
 
@@ -37,8 +39,8 @@ class ChainRules:
 
     ``sums``: it leaves sums over the rows, of several programs where ``split``. ``plain``: its products do without
     matrix units. ``turns``: tiles may be columns by rows, and have fewer rows than ``unit`` only where ``narrow``.
-    ``sms``: multiprocessors of the device. ``most_shares``: programs that have a sum each, at most. ``streamed``: it
-    does nothing but sum products of what it loads.
+    ``sms``: multiprocessors of the device. ``most_shares``: programs that have a sum each, at most. ``most_first``: how
+    many matrices there are. ``streamed``: it does nothing but sum products of what it loads.
     """
 
     walk: Walk
@@ -51,6 +53,7 @@ class ChainRules:
     unit: int
     sms: int
     most_shares: int = 1
+    most_first: int = 0
     streamed: bool = False
 
     def problem(self, tile: ChainTile) -> str:
@@ -86,4 +89,6 @@ class ChainRules:
             return f"1 to {self.most_shares} programs can share a tile"
         if tile.shares > 1 and chunk != tile.rows:
             return "programs that walk several tiles share none"
+        if tile.first and (chunk != tile.rows or not tile.held or not 0 < tile.first <= self.most_first):
+            return "programs of one tile load matrices first, as many as there are"
         return "there is no row loop" if (tile.num_stages > 1 or tile.early) and chunk == tile.rows else ""

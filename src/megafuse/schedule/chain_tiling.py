@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from megafuse.core.device import DeviceSpec
@@ -12,9 +13,11 @@ from megafuse.ir.chain import UNIT, Walk, block, turned_rows
 from megafuse.schedule.chain_tile import MOST_STAGES, ChainRules, ChainTile
 
 MOST_BY_FOUR = 64 * 64  # elements of a matrix or a sum that four warps hold without matrix units
+SUM_BYTES = 4  # of a number that is added up
 OWN = 1024  # bytes of shared memory that each program takes for itself
 RESERVED = 8 * 1024  # bytes of shared memory that are not for matrices and row tiles
 EARLY_REGISTERS = 32  # of a thread, for the rows of the next tile
+FIRST_REGISTERS = 96  # of a thread, for the rows of the only tile
 STREAMED_ROWS, STREAMED_WARPS = 64, 8  # of tiles of sums alone
 LONGEST_WALK = 32  # tiles: what the tuner found faster than one wave of programs at 1M rows
 
@@ -26,7 +29,9 @@ class ChainRequest:
     ``widths`` of the row values; ``matrices``: (K, N) of each matrix that is loaded; ``sums``: of each sum over rows,
     (1, N) for a sum of rows themselves. ``plain``: fp32 products without matrix units. ``loaded``: bytes of
     each row that come from memory. ``turned``: tiles are columns by rows; ``turns``: they could be. ``products``: how
-    many of the sums are of products. ``streamed``: it does nothing but sum products of what it loads.
+    many of the sums are of products. ``streamed``: it does nothing but sum products of what it loads. ``beside``: for
+    each matrix, in the order of products, columns of the operands in shared memory at the first product and after it,
+    if the matrix is there too, with the rows up to its product; none is loaded first where that is not known.
     """
 
     walk: Walk
@@ -40,6 +45,7 @@ class ChainRequest:
     turns: bool = False
     products: int = 0
     streamed: bool = False
+    beside: tuple[tuple[int, int], ...] = ()
 
 
 def choose_chain_tile(request: ChainRequest, device: DeviceSpec) -> ChainTile:
@@ -69,6 +75,7 @@ def choose_chain_tile(request: ChainRequest, device: DeviceSpec) -> ChainTile:
         held=keeps,
         turned=request.turned,
         early=walks > 1 and not request.plain and _early_registers(request, rows, warps) <= EARLY_REGISTERS,
+        first=_first(request, rows, warps, device) if keeps and walks == 1 else 0,
         shares=shares,
         why=f"{counted(problems * tiles, 'tile')}, {walks} a program{sharing}; {kept}",
     )
@@ -110,6 +117,7 @@ def chain_rules(request: ChainRequest, heuristic: ChainTile, device: DeviceSpec)
         unit=UNIT,
         sms=device.sms,
         most_shares=max(1, request.products),
+        most_first=len(request.matrices),
         streamed=request.streamed,
     )
 
@@ -146,6 +154,26 @@ def _rows(request: ChainRequest, device: DeviceSpec) -> tuple[int, int]:
 def _early_registers(request: ChainRequest, rows: int, warps: int) -> float:
     """Registers of a thread that hold the loaded rows of one tile."""
     return request.loaded * rows / 4 / (32 * warps)
+
+
+def _first(request: ChainRequest, rows: int, warps: int, device: DeviceSpec) -> int:
+    """How many matrices a program of one tile loads first, with the rows that their products need.
+
+    One latency of memory is then waited for, and not one at each product. As many as shared memory holds beside the
+    operands, and beside what is exchanged between threads to store a sum, for as many programs as an SM runs.
+    """
+    if request.plain or _early_registers(request, rows, warps) > FIRST_REGISTERS:
+        return 0
+    programs = 1 if request.walk.tiles(rows) <= device.sms else _per_sm(request, rows, device)
+    room = (device.shared_per_block + OWN) // programs - OWN
+    exchanged = [SUM_BYTES * block(k) * block(n) for k, n in request.sums]
+    exchanged += [SUM_BYTES * rows * max(map(block, request.widths))]
+    held = itertools.accumulate(block(k) * block(n) * request.dtype.size for k, n in request.matrices)
+    count = 0
+    for matrices, (at, after) in zip(held, request.beside, strict=False):
+        tiles = rows * request.dtype.size
+        count += matrices + max(tiles * at, tiles * after + max(exchanged)) <= room
+    return count
 
 
 def _plain_rows(request: ChainRequest, device: DeviceSpec) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from megafuse.ir.chain import (
     external_loads,
     external_reads,
     is_sum,
+    made_by,
     nests_of,
     only_sums,
     turned,
@@ -97,7 +98,12 @@ class ChainMaker:
         dtype = chain.dots[0].node.dtype
         dots = [s.node for s in chain.stages if isinstance(s, RowDot)]
         edges = {memory_of(d.args[1], self.cover.materialised): d.args[1].shape for d in dots}
-        loads = external_loads(chain, chain_traces(chain, self.cover.materialised))
+        products: dict[object, int] = {}
+        for at, stage in enumerate(chain.stages):
+            if isinstance(stage, RowDot):
+                products.setdefault(memory_of(stage.node.args[1], self.cover.materialised), at)
+        traces = chain_traces(chain, self.cover.materialised)
+        loads = external_loads(chain, traces)
         loaded = {
             ld.node: block(t.nest.space.num_cols) * ld.dtype.size
             for ld, t in loads
@@ -114,8 +120,29 @@ class ChainMaker:
             turned=turned(chain, self.device),
             turns=can_turn(chain),
             products=sum(isinstance(s, SumDot) for s in chain.stages),
+            beside=_beside(chain, traces, products.values()),
             streamed=only_sums(chain) and chain.rows > STREAMED_ROWS * self.device.sms,
         )
+
+
+def _beside(chain: Chain, traces: Mapping[Nest, Trace], products: Collection[int]) -> tuple[tuple[int, int], ...]:
+    """See ``ChainRequest.beside``; ``products``: the stages that are the first to multiply by each matrix."""
+    made = {made_by(s): at for at, s in enumerate(chain.stages) if isinstance(s, RowNest)}
+    first: dict[Node, int] = {}
+    last: dict[Node, int] = {}
+    width: dict[Node, int] = {}
+    for at, stage in enumerate(chain.stages):
+        for nest in nests_of(stage) if not isinstance(stage, RowNest) else ():
+            (root,) = traces[nest].roots.values()
+            first.setdefault(root.node, at)
+            last[root.node], width[root.node] = at, block(nest.space.num_cols)
+    start = min(first.values())
+    spent = {n for n, at in last.items() if at == start and isinstance(chain.stages[start], SumDot)}
+    found = []
+    for at in products:
+        there = {n for n in first if (made[n] <= start if n in made else first[n] <= at)}
+        found.append((sum(width[n] for n in there), sum(width[n] for n in there - spent)))
+    return tuple(found)
 
 
 def is_stored(node: Node, chain: Chain, read_by: Mapping[Node, Collection[object]]) -> bool:

@@ -76,6 +76,8 @@ def changed(tile: ChainTile, changes: Iterable[Change], rules: ChainRules) -> Ch
             tile = replace(tile, early=value, num_stages=1)
         elif factor == "num_stages":  # another way to load rows before they are needed
             tile = replace(tile, early=False, num_stages=value)
+        elif factor == "held":
+            tile = replace(tile, held=value, first=0)
         else:
             tile = replace(tile, **{factor: value})
     return tile
@@ -94,6 +96,7 @@ def _walking(tile: ChainTile, steps: int) -> ChainTile:
         rows_per_chunk=steps * tile.rows,
         num_stages=tile.num_stages if many else 1,
         early=tile.early and many,
+        first=0 if many else tile.first,
         shares=1 if many else tile.shares,
     )
 
@@ -141,6 +144,7 @@ def single_changes(tile: ChainTile, rules: ChainRules) -> dict[str, list[Change]
         "early": [not tile.early],
         "num_stages": _nearest([1, 2, 3], tile.num_stages),
         "held": [not tile.held],
+        "first": [n for n in sorted({0, rules.most_first // 2, rules.most_first}) if n != tile.first],
         "shares": _nearest(range(1, rules.most_shares + 1), tile.shares),
     }
     return {factor: [(factor, value) for value in values] for factor, values in options.items()}

@@ -18,7 +18,7 @@ from megafuse.validate.problem import Problem, callee_of, draw_leaves
 from megafuse.validate.report import SMALL, CheckReport
 from megafuse.validate.running import Run, Runner, draw_cotangents, require_not_random
 from megafuse.validate.tolerance import RULE, Rule
-from megafuse.validate.verdict import Verdict, in_doubt, judge
+from megafuse.validate.verdict import Verdict, decided, in_doubt, judge
 
 Compiler = Callable[..., Callable[..., Any]]
 
@@ -62,7 +62,7 @@ def check(
     Every seed draws fresh inputs of the same shapes, strides, dtypes and requires_grad (integers, parameters and plain
     values are kept) and fresh upstream gradients. Outputs, input gradients, the gradient of every used parameter, and
     buffers or inputs that the call changes are compared; the fused call is repeated and must be bitwise equal.
-    Where short samples leave a doubt, many more draws are made, and they alone decide; the report says so.
+    Where short samples leave a doubt, many more draws are made, and they decide; the report says so.
     ``fused`` is any callable of the same signature; without it ``fuse(module_or_fn, *args, **kwargs)`` makes one.
     ``options`` overrides ``seeds`` and ``require_finite``. Parameters, buffers and ``.grad`` are left as they were.
 
@@ -86,7 +86,8 @@ def check(
     if not doubts:
         return session.report(verdicts)
     following = options.first_seed + max(options.seeds, options.small_seeds)
-    return session.report(session.judge_draws(following, options.rule.further_draws), doubts)
+    further = session.judge_draws(following, options.rule.further_draws)
+    return session.report(decided(doubts, further, options.rule), doubts)
 
 
 CHECK_OPTIONS = options_of(check)

@@ -45,8 +45,10 @@ class Rule:
     * gain: |g(f)| <= gain_factor * |g(u)| + gain_sigmas * se + gain_ulps * eps + gain_arithmetic,
       where g(a) = sum((a-o) * o) / sum(o * o) is the part of the error that scales the result, se its standard error
 
-    What breaks the RMS rule alone, in a sample shorter than ``full_sample``, with an error below ``doubt_factor`` times
-    its limit, is in doubt: ``further_draws`` times as many fresh draws decide, by the same rule.
+    What breaks no other part than RMS and max, in a sample shorter than ``full_sample``, with errors below
+    ``doubt_factor`` times both limits (of the max rule, its part without ulps), is in doubt: ``further_draws`` times as
+    many fresh draws decide, by the same rule. An error that broke the max rule is not forgotten: it must be within
+    ``max_factor`` times the largest unfused error of all draws.
     """
 
     rms_factor: float = 1.5

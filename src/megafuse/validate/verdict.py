@@ -32,7 +32,8 @@ class Verdict:
     """The rule applied to one tensor (or pool): errors, limits, and the reasons why it failed (none: it passed).
 
     ``broken``: the parts of the rule that ``reasons`` tell of. Errors are absolute in the tensor's own units; in a pool
-    they are relative to each member's scale.
+    they are relative to each member's scale. ``excess``: the largest fused error beyond the ulp part of the max rule.
+    ``rms_limit`` is that of a sample of this size, also where the RMS rule is left to the pool named ``pool``.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Verdict:
     rms_limit: float
     fused_max: float
     unfused_max: float
+    excess: float
     gain: float
     gain_limit: float
     pool: str | None = None
@@ -57,9 +59,16 @@ class Verdict:
         return not self.reasons
 
     def in_doubt(self, rule: Rule = RULE) -> bool:
-        """True if it fails by the RMS rule alone, on a short sample, and not by so much that chance is ruled out."""
-        short = self.elements < rule.full_sample
-        return short and self.broken == {Part.RMS} and self.fused_rms < rule.doubt_factor * self.rms_limit
+        """True if only RMS and max rule fail, on a short sample, and not by so much that chance is ruled out.
+
+        RMS(f-o) counts also where the max rule alone fails, or the RMS rule is left to the pool: errors that are large
+        everywhere are none of chance.
+        """
+        if self.elements >= rule.full_sample or not self.broken or self.broken - {Part.RMS, Part.MAX}:
+            return False
+        largest = rule.doubt_factor * rule.max_factor * self.unfused_max
+        near = Part.MAX not in self.broken or self.excess < largest
+        return near and self.fused_rms < rule.doubt_factor * self.rms_limit
 
     def __str__(self) -> str:
         state = "ok  " if self.ok else "FAIL"
@@ -90,6 +99,35 @@ def in_doubt(verdicts: Iterable[Verdict], rule: Rule = RULE) -> tuple[Verdict, .
     """The failed verdicts, if there are any and each of them is in doubt; else none: there is nothing to ask again."""
     failed = tuple(v for v in verdicts if not v.ok)
     return failed if all(v.in_doubt(rule) for v in failed) else ()
+
+
+def decided(doubts: Iterable[Verdict], further: Iterable[Verdict], rule: Rule = RULE) -> tuple[Verdict, ...]:
+    """Verdicts ``further`` on fresh draws, which decide about ``doubts``, those that the first draws left.
+
+    The largest error of the first draws is carried into the verdict on each tensor that broke the max rule there:
+    else a fault that shows in few draws would be forgotten because the fresh ones missed it. Such a tensor that the
+    fresh draws do not have stays rejected.
+    """
+    broken = {v.name: v for v in doubts if Part.MAX in v.broken}
+    fresh = [_carried(broken[v.name], v, rule) if v.name in broken else v for v in further]
+    missing = broken.keys() - {v.name for v in fresh}
+    return (*fresh, *(v for name, v in broken.items() if name in missing))
+
+
+def _carried(first: Verdict, fresh: Verdict, rule: Rule) -> Verdict:
+    """``fresh`` with the largest errors of all draws, rejected if that of the first exceeds the unfused of all."""
+    largest = {f: max(getattr(first, f), getattr(fresh, f)) for f in ("fused_max", "unfused_max", "excess")}
+    total = replace(fresh, **largest)
+    if first.excess <= rule.max_factor * total.unfused_max:
+        return total
+    allowed = f"{rule.max_factor:g} x {total.unfused_max:.3g} (unfused, all draws) + {rule.max_ulps:g} ulp"
+    reason = f"largest error {first.fused_max:.3g} of the first draws is over {allowed}"
+    return replace(
+        total,
+        broken=fresh.broken | {Part.MAX},
+        reasons=(*fresh.reasons, reason),
+        witnesses=(*first.witnesses, *fresh.witnesses),
+    )
 
 
 def _judge_one(sample: Sample, pooled: bool, require_finite: bool, rule: Rule) -> Verdict:
@@ -132,7 +170,7 @@ def _normalised(sample: Sample) -> Sample:
     """
     scale = max(sample.oracle_rms, sample.unfused_rms / precision(sample.dtype).eps) or 1.0
     squares = {f: getattr(sample, f) / scale**2 for f in ("fused_square", "unfused_square", "oracle_square")}
-    largest = {f: getattr(sample, f) / scale for f in ("fused_max", "unfused_max")}
+    largest = {f: getattr(sample, f) / scale for f in ("fused_max", "unfused_max", "excess")}
     return replace(sample, **squares, **largest, column_cross=None, fused_cross=0.0, worst=())
 
 
@@ -170,6 +208,7 @@ def _verdict(
         rms_limit=limit,
         fused_max=sample.fused_max,
         unfused_max=sample.unfused_max,
+        excess=sample.excess,
         gain=sample.gain,
         gain_limit=gain_limit,
         pool=pool,

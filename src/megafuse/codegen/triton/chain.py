@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from megafuse.codegen.artifact import KernelSource
+from megafuse.codegen.chain_loads import RowLoad, first_loads, next_rows
 from megafuse.codegen.chain_program import ChainProgram, Product, RowSums, sum_type
-from megafuse.codegen.dot_program import Matrices
 from megafuse.codegen.names import Namer
 from megafuse.codegen.program import ColReduce, Level, Load, Pass, Phase
 from megafuse.codegen.source import kernel_source
-from megafuse.codegen.triton.frame import ZERO, Definition, Frame, RunNames, buffer_name, grid_names, join_sum
+from megafuse.codegen.triton.chain_blocks import Blocks, flipped
+from megafuse.codegen.triton.frame import ZERO, Definition, Frame, RunNames, buffer_name, grid_names
 from megafuse.codegen.triton.head import kernel_head
 from megafuse.codegen.triton.helpers import imports_of, used_helpers
 from megafuse.codegen.triton.loops import define_used, write_group
@@ -84,10 +85,11 @@ class _Printer:
                 bodies[key] = Body(Writer(), one, self.namer, fast, pairs=True)
                 bodies[key].values = values
         self.values, self.frame = values, next(iter(self.bodies.values())).frame
-        self.matrices: dict[_Key, str] = {}
-        self.edges: dict[int, str] = {}
+        self.blocks = Blocks(program, self.namer, self.grid)
         self.running: dict[str, Running] = {}
         self.sums: dict[str, str] = {}
+        self.next = next_rows(program) if program.early and self.frame.looped else {}
+        self.written: set[str] = set()  # loads that stand before their phase
         self.masked = {  # what is 0 beyond the last row as it was loaded
             s.dst
             for p in program.phases
@@ -148,23 +150,28 @@ class _Printer:
         if self.frame.looped:
             self._start(before)
         loads = before if self.program.held and self.frame.looped else inside
-        sums = 0
+        self._load_first(inside)
+        sums = products = 0
         for at, stage in enumerate(self.program.stages):
+            if isinstance(stage, Phase):
+                self._phase(stage, before, inside)
+                continue
+            self._load_following(products, inside)
+            products += 1
             if isinstance(stage, Product):
                 self._load_ahead(at, loads)
                 self._product(stage, loads, inside)
-            elif isinstance(stage, RowSums):
+            else:
                 self._step(stage, inside)
                 if not self.frame.looped:
                     self._store(stage, inside, self._owned(sums))  # at once, so that few sums are held at a time
                 sums += 1
-            else:
-                self._phase(stage, before, inside)
+        self._load_following(products, inside)
         self._finish(after)
         texts = before.text + inside.text + after.text
         both = (*self.bodies.values(), *self.early.values())
         columns = list(dict.fromkeys(d for b in both for d in b.frame.col_definitions("")))
-        columns += [Definition(name, f"tl.arange(0, {width})") for width, name in self.edges.items()]
+        columns += [Definition(name, f"tl.arange(0, {width})") for width, name in self.blocks.edges.items()]
         rows = self._rows(self.bodies, self.first * self.frame.looped)
         start, following = self._rows(self.early, ""), self._rows(self.early, f"{self.first} + {self.program.row_tile}")
         step = self.namer.one("step") if self.program.last_first else self.first
@@ -233,26 +240,46 @@ class _Printer:
         body.writer = before
         write_group(body, once, {})
         body.writer = inside
-        early = self.program.early and self.frame.looped
         for item in items:
             load = item.statement
-            if early and item not in once and isinstance(load, Load) and not load.lookups:  # these wait for integers
-                self._load_early(load, self._key(phase), before, inside)
+            if isinstance(load, Load) and load.dst in self.next:
+                self._take_over(self.next[load.dst], before, inside)
+            if isinstance(load, Load) and load.dst in self.written:
                 once.append(item)
         write_group(body, [item for item in items if item not in once], self.running)
 
-    def _load_early(self, load: Load, key: _Key, before: Writer, inside: Writer) -> None:
-        """Load the first tile before the walk, and in it the next one."""
-        ahead, body = replace(load, dst=f"{load.dst}_ahead"), self.early[key]
-        for body.writer in (before, inside):
-            if body.writer is inside:
-                for name, loaded in zip(
-                    self.bodies[key].define(load.dst, load.level, load.dtype).names,
-                    self.values[ahead.dst].names,
-                    strict=True,
-                ):
-                    inside.assign(name, loaded)
-            body.write(ahead)
+    # --- rows loaded ahead ------------------------------------------------------------------------------------------
+
+    def _take_over(self, row: RowLoad, before: Writer, inside: Writer) -> None:
+        """Load the first tile before the walk, and take in it what was loaded in the step before."""
+        self._load_next(row, before)
+        names = self.bodies[self._key(row.phase)].define(row.load.dst, row.load.level, row.load.dtype).names
+        for name, loaded in zip(names, self.values[f"{row.load.dst}_ahead"].names, strict=True):
+            inside.assign(name, loaded)
+        self.written.add(row.load.dst)
+
+    def _load_next(self, row: RowLoad, writer: Writer) -> None:
+        """Load rows of the next tile."""
+        body = self.early[self._key(row.phase)]
+        body.writer = writer
+        body.write(replace(row.load, dst=f"{row.load.dst}_ahead"))
+
+    def _load_following(self, products: int, inside: Writer) -> None:
+        """The loads for the next tile that stand after so many products."""
+        for row in self.next.values():
+            if row.at == products:
+                self._load_next(row, inside)
+
+    def _load_first(self, inside: Writer) -> None:
+        """Load what a program of one tile loads before it works."""
+        rows, products = ([], []) if self.frame.looped else first_loads(self.program)
+        for row in rows:
+            body = self.bodies[self._key(row.phase)]
+            body.writer = inside
+            body.write(row.load)
+            self.written.add(row.load.dst)
+        for product in products:
+            self.blocks.matrix(product, inside)
 
     def _finish(self, after: Writer) -> None:
         """Store the sums over the rows."""
@@ -274,16 +301,16 @@ class _Printer:
             room -= size // (4 * 32 * self.program.num_warps)
             if room < 0:
                 break
-            self._matrix(stage, loads)
+            self.blocks.matrix(stage, loads)
 
     def _product(self, stage: Product, loads: Writer, inside: Writer) -> None:
-        matrix = self._matrix(stage, loads)
+        matrix = self.blocks.matrix(stage, loads)
         a, flat = self._operand(stage.a, stage.inner, stage.dtype), self.frame.flat
         dtype = sum_type(stage.dtype)
         if flat:
             text = f"tl.sum({convert(a, stage.dtype, dtype)}[:, None] * {convert(matrix, stage.dtype, dtype)}, 0)"
         else:
-            pair = f"{_flipped(matrix)}, {a}" if self.program.turned else f"{a}, {matrix}"
+            pair = f"{flipped(matrix)}, {a}" if self.program.turned else f"{a}, {matrix}"
             text = f"tl.dot({pair}{self._precision(stage.dtype)})"
             text = f"_apart({text})" if stage.dtype is DType.F32 else text
         level = Level.TILE if stage.cols > 1 else Level.ROW
@@ -306,44 +333,8 @@ class _Printer:
             return text
         if width == size or not cleared:
             return text
-        edge = f"{self._edge(size)}{self.frame.along(self.frame.col_axis)}"
+        edge = f"{self.blocks.edge(size)}{self.frame.along(self.frame.col_axis)}"
         return f"tl.where({edge} < {width}, {text}, 0.0)"
-
-    def _edge(self, size: int) -> str:
-        if size not in self.edges:
-            self.edges[size] = self.namer.one(f"offs_{size}")
-        return self.edges[size]
-
-    def _matrix(self, stage: Product, loads: Writer) -> str:
-        """The block of a matrix; loaded where it was not yet."""
-        matrix, (problem, row, col) = stage.matrix, stage.matrix.strides
-        turned = col != 1 and (row == 1 or row < col)
-        shape, steps = ((stage.inner, stage.cols), (row, col))
-        if turned:
-            shape, steps = shape[::-1], steps[::-1]
-        key = (matrix.buffer, matrix.offset, problem, shape, steps)
-        if key not in self.matrices or not self.program.held:
-            name = self.matrices[key] = self.namer.one(matrix.buffer)
-            start = self._start_of(matrix, self.grid.fixed) if self.program.problems > 1 else ""
-            pointer, mask = self._block(matrix, shape, steps, start)
-            loads.call(f"{name} = tl.load(", [pointer, *([f"mask={mask}", "other=0.0"] if mask else [])])
-        return _flipped(self.matrices[key]) if turned else self.matrices[key]
-
-    def _start_of(self, matrices: Matrices, number: str) -> str:
-        """Where the matrix of that number starts."""
-        step, wide = matrices.strides[0], self.program.param(matrices.buffer).wide
-        return f"{number}{'.to(tl.int64)' * wide} * {step}" if step else ""
-
-    def _block(self, matrix: Matrices, shape: tuple[int, int], steps: tuple[int, int], start: str) -> tuple[str, str]:
-        """Addresses of a whole matrix, and the mask of what is inside."""
-        at = [f"{self._edge(block(shape[0]))}[:, None]", f"{self._edge(block(shape[1]))}[None, :]"]
-        terms = [start] * bool(start) + [
-            text if step == 1 else f"{text} * {step}" for text, step in zip(at, steps, strict=True)
-        ]
-        terms += [str(matrix.offset)] * bool(matrix.offset)
-        pointer = join_sum([buffer_name(matrix.buffer), *terms])
-        mask = [f"{text} < {size}" for text, size in zip(at, shape, strict=True) if size != block(size)]
-        return pointer, join_tests(mask)
 
     # --- sums over the rows -----------------------------------------------------------------------------------------
 
@@ -376,17 +367,11 @@ class _Printer:
         part = self.grid.chunk if chunks > 1 else self.grid.fixed
         if chunks > 1 and problems > 1:
             part = f"({self.grid.chunk} * {problems} + {self.grid.fixed})"
-        start = self._start_of(target, part) if chunks * problems > 1 else ""
-        pointer, mask = self._block(target, (stage.rows, stage.cols), (steps[0], steps[1]), start)
+        start = self.blocks.start_of(target, part) if chunks * problems > 1 else ""
+        pointer, mask = self.blocks.place(target, (stage.rows, stage.cols), (steps[0], steps[1]), start)
         value = convert(self.sums[stage.acc], sum_type(stage.dtype), self.program.param(target.buffer).dtype)
         mask = join_tests([mask] * bool(mask) + [owned] * bool(owned))
         after.call("tl.store(", [pointer, value, *([f"mask={mask}"] if mask else [])])
-
-
-def _flipped(matrix: str) -> str:
-    """The other way round."""
-    inner = matrix.removeprefix("tl.trans(")
-    return f"tl.trans({matrix})" if inner == matrix else inner[:-1]
 
 
 def _rowless(item: Noted) -> bool:
