@@ -39,6 +39,7 @@ class Chain:
     by_index: bool = False
     shares: int = 1
     problems: int = 1
+    twice: bool = False  # another sum over the rows, of h^T @ x
 
     @property
     def chunks(self) -> int:
@@ -81,6 +82,10 @@ class Chain:
             Product("acc1", "h0", Matrices("w2", (step * n * o, o, 1)), n, o, dtype),
             self._phase(out, o),
         )
+        if self.twice:
+            params = (*params, param("dwt", F32, (self.chunks, *self._several, n, k), written=True))
+            turned = Matrices("dwt", (k * n if self.chunks * self.problems > 1 else 0, k, 1))
+            stages = (*stages, RowSums("sums1", "h0", "x_v1", n, k, turned, dtype))
         return ChainProgram(
             self.name, ("A chain of two products.",), params, stages, num_warps=4, held=self.held, turned=self.turned,
             early=self.early, first=self.first, shares=self.shares,
@@ -135,7 +140,8 @@ class Chain:
         cuts = range(self.rows_per_chunk, self.rows, self.rows_per_chunk)
         parts = list(zip(np.split(x, cuts, -2), np.split(h, cuts, -2), strict=True))
         dw = np.stack([a.swapaxes(-1, -2) @ b for a, b in parts])
-        return inputs, {"y": rounded(h @ w2), "dw": dw, "db": np.stack([b.sum(-2) for _, b in parts])}
+        results = {"y": rounded(h @ w2), "dw": dw, "db": np.stack([b.sum(-2) for _, b in parts])}
+        return inputs, results | ({"dwt": dw.swapaxes(-1, -2)} if self.twice else {})
 
 
 def chains(dtype: DType) -> Iterator[Chain]:
@@ -149,6 +155,7 @@ def chains(dtype: DType) -> Iterator[Chain]:
     yield Chain(f"chain_early_{t}", dtype, 100, (17, 33, 40), 16, 48, early=True)
     yield Chain(f"chain_ahead_{t}", dtype, 96, (16, 32, 16), 16, 32, turned=True, early=True)
     yield Chain(f"chain_index_{t}", dtype, 100, (17, 33, 40), 16, 48, early=True, by_index=True)
+    yield Chain(f"chain_early_sums_{t}", dtype, 100, (17, 33, 40), 16, 48, early=True, twice=True)
     yield Chain(f"chain_first_{t}", dtype, 37, (5, 20, 3), 16, 16, turned=True, first=2)
     if dtype is not F32:  # as tiles are chosen: registers hold no fp32 matrices of this size
         yield Chain(f"chain_first_index_{t}", dtype, 37, (17, 33, 40), 16, 16, by_index=True, first=2)

@@ -127,8 +127,9 @@ def test_block_at_drawn_shapes(number: int) -> None:
 @pytest.mark.parametrize("size", ["small", "odd"])
 @pytest.mark.parametrize("name", names())
 def test_workload(name: str, size: str, dtype: str) -> None:
+    """Five draws, as a user's check makes: small norms enlarge the errors of a few."""
     module, inputs = get(name).make(size, dtype=DTYPES[dtype], device="cuda")
-    assert_right(module, inputs, options(0))
+    assert_right(module, inputs, CheckOptions(seeds=5, small_seeds=1, repeats=2))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

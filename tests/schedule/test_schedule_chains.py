@@ -166,3 +166,42 @@ def test_sums_alone_are_loaded_ahead_by_as_many_programs_as_other_chains_with_su
     held = replace(request(rows, 128, 128, 128, sums=True), turned=True)
     same = choose_chain_tile(held, DEVICE)
     assert same.rows < 64 or same.rows_per_chunk == tile.rows_per_chunk
+
+
+# --- what programs of one tile load first -----------------------------------------------------------------------------
+
+
+def backward(layers: int, rows: int, width: int = 128) -> ChainRequest:
+    """The backward of an MLP of equal layers whose activations come from memory: a sum and a product for each."""
+    asked = request(rows, *(width,) * (layers + 1), sums=True)
+    operands = [layers + (n + 1 == layers) for n in range(layers)]  # of all layers; the input with the last matrix
+    beside = tuple((n * width, (n - 1) * width) for n in operands)
+    return replace(asked, beside=beside, loaded=2 * width * (layers + 1), turned=True, turns=True, products=layers)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3, 5, 8, 12])
+@pytest.mark.parametrize("rows", [64, 256, 4096, 8192])
+def test_what_is_loaded_first_fits_beside_the_operands_and_a_stored_sum(layers: int, rows: int) -> None:
+    asked = backward(layers, rows)
+    tile = choose_chain_tile(asked, DEVICE)
+    assert chain_rules(asked, tile, DEVICE).problem(tile) == ""
+    assert tile.rows_per_chunk == tile.rows
+    held = tile.first * 128 * 128 * 2
+    if tile.first:
+        at, after = asked.beside[tile.first - 1]
+        assert held + max(2 * tile.rows * at, 2 * tile.rows * after + 4 * 128 * 128) <= DEVICE.shared_per_block
+
+
+def test_three_layers_are_loaded_whole_and_of_five_as_many_as_fit() -> None:
+    assert choose_chain_tile(backward(3, 4096), DEVICE).first == 3
+    assert 0 < choose_chain_tile(backward(5, 4096), DEVICE).first < 5
+    assert choose_chain_tile(replace(backward(3, 4096), dtype=DType.F32, plain=True, turned=False), DEVICE).first == 0
+    assert choose_chain_tile(backward(3, 1 << 20), DEVICE).first == 0, "it walks"
+
+
+def test_matrices_that_are_loaded_first_are_there() -> None:
+    asked = backward(3, 4096)
+    tile = choose_chain_tile(asked, DEVICE)
+    rules = chain_rules(asked, tile, DEVICE)
+    for wrong in ({"first": 4}, {"first": -1}, {"held": False}, {"rows_per_chunk": 2 * tile.rows, "shares": 1}):
+        assert "first" in rules.problem(replace(tile, **wrong)), wrong

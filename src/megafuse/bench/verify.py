@@ -10,11 +10,10 @@ from typing import Any
 from megafuse.api import check
 from megafuse.bench.guard import error_text
 from megafuse.bench.step import Case
-from megafuse.validate import RULE, CheckOptions, Sample, Verdict, in_doubt, judge, measure
+from megafuse.validate import RULE, CheckOptions, Sample, Verdict, decided, in_doubt, judge, measure
 from megafuse.validate.oracle import oracle_run
 from megafuse.validate.problem import Problem, draw_leaves
 from megafuse.validate.running import Run, Runner, draw_cotangents
-from megafuse.validate.verdict import decided
 
 #: Levels of the check of generated steps. The first seed of ``quick`` is odd: those run on poisoned allocations.
 LEVELS = {

@@ -12,7 +12,7 @@ from megafuse.validate.poison import PoisonMode, poison_, poisoned_allocations
 from megafuse.validate.report import CheckReport
 from megafuse.validate.running import Run
 from megafuse.validate.tolerance import PRECISIONS, RULE, Precision, Rule
-from megafuse.validate.verdict import Part, Verdict, in_doubt, judge
+from megafuse.validate.verdict import Part, Verdict, decided, in_doubt, judge
 
 __all__ = [
     "CHECK_OPTIONS",
@@ -34,6 +34,7 @@ __all__ = [
     "Verdict",
     "check",
     "compare",
+    "decided",
     "in_doubt",
     "judge",
     "measure",

@@ -22,7 +22,8 @@ class CheckReport:
     and how. ``seeds``: inputs drawn; ``repeats``: runs compared bit by bit; ``poisoned``: allocations filled with NaN.
     ``notes``: what a reader of the verdict must know, as that nothing was fused. ``more_draws``: fresh draws, those of
     small inputs counted, that ``verdicts`` are about instead of the first ones (0: they are about the first), since
-    those left the failed verdicts ``doubts``. A report is true where all is well.
+    those left the failed verdicts ``doubts``; where these broke the max rule, the first draws' largest errors count
+    too. A report is true where all is well.
     """
 
     subject: str
