@@ -22,7 +22,7 @@ from megafuse.explanation import (
     explain_compiled,
     with_resources,
 )
-from megafuse.runtime.device import live_device_spec
+from megafuse.runtime.device import compiled_for, live_device_spec
 
 DEFAULT_ARCH = 90
 
@@ -45,7 +45,7 @@ def planning_device(arch: int | None) -> DeviceSpec:
     """The table entry of ``arch`` (90: sm_90), or without one of the GPU at hand, or of sm_90 where there is none."""
     if arch is None and torch.cuda.is_available():
         return live_device_spec()
-    return device_spec(arch or DEFAULT_ARCH)
+    return compiled_for(device_spec(arch or DEFAULT_ARCH))
 
 
 def plan_selection(

@@ -20,7 +20,8 @@ class DeviceSpec:
     Units: bytes, bytes per second, flop per second, seconds; ``special_rate`` counts exp/log/tanh results per second.
     ``block_bandwidth``: rate at which programs that walk a block in several phases touch memory, cache hits included.
     ``narrow_tiles``: operands of matrix units may have lines of less than 128 bytes in shared memory; False where the
-    assembler loses their addresses.
+    assembler loses their addresses. ``stores_at_once``: the compiler stores a loaded operand to shared memory where it
+    is loaded; else it is held in registers until its product.
     """
 
     name: str
@@ -40,6 +41,7 @@ class DeviceSpec:
     special_rate: float
     launch_seconds: float
     narrow_tiles: bool = True
+    stores_at_once: bool = False
 
 
 _H200 = DeviceSpec(

@@ -18,6 +18,7 @@ OWN = 1024  # bytes of shared memory that each program takes for itself
 RESERVED = 8 * 1024  # bytes of shared memory that are not for matrices and row tiles
 EARLY_REGISTERS = 32  # of a thread, for the rows of the next tile
 FIRST_REGISTERS = 96  # of a thread, for the rows of the only tile
+HELD_REGISTERS = 192  # where operands and matrices are in registers, too
 STREAMED_ROWS, STREAMED_WARPS = 64, 8  # of tiles of sums alone
 LONGEST_WALK = 32  # tiles: what the tuner found faster than one wave of programs at 1M rows
 
@@ -169,10 +170,11 @@ def _first(request: ChainRequest, rows: int, warps: int, device: DeviceSpec) -> 
     exchanged = [SUM_BYTES * block(k) * block(n) for k, n in request.sums]
     exchanged += [SUM_BYTES * rows * max(map(block, request.widths))]
     held = itertools.accumulate(block(k) * block(n) * request.dtype.size for k, n in request.matrices)
-    count = 0
+    count, tiles = 0, rows * request.dtype.size
     for matrices, (at, after) in zip(held, request.beside, strict=False):
-        tiles = rows * request.dtype.size
-        count += matrices + max(tiles * at, tiles * after + max(exchanged)) <= room
+        fits = matrices + max(tiles * at, tiles * after + max(exchanged)) <= room
+        registers = (matrices + tiles * at) / 4 / (32 * warps) + _early_registers(request, rows, warps)
+        count += fits and (device.stores_at_once or registers <= HELD_REGISTERS)
     return count
 
 
