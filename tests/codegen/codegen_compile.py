@@ -17,7 +17,7 @@ from codegen_abreast import abreast_cases, other_abreast_cases
 from codegen_blocks import Case
 from codegen_chains import chain_cases
 from codegen_dots import dot_cases, production_cases
-from codegen_joint import joint_cases, rounding_cases
+from codegen_joint import joint_cases, rounding_cases, summed_cases
 from codegen_maps import map_cases
 from codegen_programs import cases, other_cases
 from codegen_running import entry
@@ -88,6 +88,7 @@ def compile_case(case: Case, folder: Path) -> dict[str, Any]:
 def every_case() -> list[Case]:
     """What is compiled: bf16 programs, and those on other types; products where these are generated."""
     tiles = [*cases(DType.BF16), *joint_cases(DType.BF16), *rounding_cases(DType.BF16), *other_cases(), *map_cases()]
+    tiles += summed_cases()
     tiles += [*abreast_cases(DType.BF16), *other_abreast_cases()]
     products = [*dot_cases(DType.BF16), *production_cases()] if HAS_DESCRIPTORS else []
     return [*tiles, *products, *chain_cases(DType.BF16), *chain_cases(DType.F32)]

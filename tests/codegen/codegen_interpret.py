@@ -19,7 +19,7 @@ from codegen_abreast import abreast_cases, other_abreast_cases
 from codegen_blocks import Case
 from codegen_chains import chain_cases
 from codegen_dots import dot_cases
-from codegen_joint import joint_cases, rounding_cases
+from codegen_joint import joint_cases, rounding_cases, summed_cases
 from codegen_maps import map_cases
 from codegen_programs import cases, other_cases
 from codegen_running import Guarded, differences, entry
@@ -73,7 +73,8 @@ def every_case() -> list[Case]:
     floats = [case for dtype in (DType.F32, DType.F16) for case in (*cases(dtype, narrow=True), *joint_cases(dtype))]
     rows = [case for dtype in (DType.F32, DType.F16) for case in abreast_cases(dtype, narrow=True)]
     dots = [case for dtype in (DType.F32, DType.F16) for case in (*dot_cases(dtype), *chain_cases(dtype))]
-    return [*floats, *rows, *other_abreast_cases(), *rounding_cases(DType.F16), *other_cases(), *map_cases(), *dots]
+    maps = [*rounding_cases(DType.F16), *other_cases(), *summed_cases(), *map_cases()]
+    return [*floats, *rows, *other_abreast_cases(), *maps, *dots]
 
 
 def main() -> None:

@@ -61,6 +61,44 @@ def rounding(through: DType, rows: int, cols: int, pieces: tuple[int, ...]) -> C
     return Case(name, program, inputs, expected, EXACT)
 
 
+def summed_loads(parts: int, rows: int, cols: int, pieces: tuple[int, ...], tile: int) -> Case:
+    """Values of every level that are added up while they are loaded, and a sum over the columns that needs one."""
+    b = Block()
+    shapes: dict[Level, tuple[int, ...]] = {TILE: (rows, cols), ROW: (rows,), COL: (cols,), SCALAR: (1,)}
+    places = {TILE: index(r=cols, c=1), ROW: index(r=1), COL: index(c=1), SCALAR: index()}
+    name = f"summed_loads_{parts}_{rows}_{'_'.join(map(str, pieces))}"
+    inputs, params = {}, []
+    for level, shape in shapes.items():
+        value = f"in_{level.value}"
+        inputs[value] = normal(f"{name}_{value}", (parts, *shape), F32)
+        b.load(f"x_{level.value}", value, places[level], level, F32, parts=parts, step=int(np.prod(shape)))
+        params.append(param(value, F32, (parts, *shape)))
+    b.map("row", "mul", "x_row", "x_scalar", level=ROW)
+    b.map("col", "add", "x_tile", "x_col")
+    b.map("y", "mul", "col", "row")
+    b.reduce("total", "sum", "y")
+    b.map("z", "sub", "y", "total")
+    b.store("z", places[TILE], "z", TILE, F32)
+    b.store("total", places[ROW], "total", ROW, F32)
+    params += [param("z", F32, (rows, cols), True), param("total", F32, (rows,), True)]
+    phase = Phase("add up", (), (Axis("r", rows),), (Axis("c", cols),), tile, tile, b.done(), pieces)
+    program = TileProgram(name, (f"Sums of {parts}.",), tuple(params), (phase,), 2)
+    added = {level: wide(inputs[f"in_{level.value}"]).sum(0) for level in shapes}
+    y = (added[TILE] + added[COL]) * added[ROW][:, None] * added[SCALAR]
+    return Case(name, program, inputs, {"z": y - y.sum(1, keepdims=True), "total": y.sum(1)}, 1e-4)
+
+
+def summed_cases() -> list[Case]:
+    """Single rows and several, the last ones missing; padded columns and parts, and none."""
+    return [
+        summed_loads(8, 5, 16, (16,), 1),
+        summed_loads(13, 7, 20, (16, 4), 1),
+        summed_loads(6, 7, 20, (32,), 4),
+        summed_loads(33, 9, 4, (4,), 2),
+        summed_loads(3, 1, 24, (16, 16), 1),
+    ]
+
+
 def reloaded(dtype: DType) -> Case:
     """A backward of layer norm whose weight is loaded again in every row tile."""
     case = layer_norm_backward(dtype, 11, 20, (16, 4), 2, 4)

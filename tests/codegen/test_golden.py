@@ -13,7 +13,7 @@ import pytest
 from codegen_abreast import abreast_cases, other_abreast_cases
 from codegen_chains import chain_cases
 from codegen_dots import dot_cases
-from codegen_joint import joint_cases, rounding_cases
+from codegen_joint import joint_cases, rounding_cases, summed_cases
 from codegen_maps import map_cases
 from codegen_programs import cases, other_cases
 from megafuse.codegen.numpy import print_kernel as print_numpy
@@ -27,6 +27,7 @@ EVERY = (
     *rounding_cases(DType.BF16),
     *(case for dtype in FLOATS for case in (*dot_cases(dtype, descriptors=True), *chain_cases(dtype))),
     *other_cases(),
+    *summed_cases(),
     *other_abreast_cases(),
     *map_cases(),
 )

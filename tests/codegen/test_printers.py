@@ -12,7 +12,7 @@ from codegen_abreast import abreast_cases, other_abreast_cases
 from codegen_blocks import Case
 from codegen_chains import chain_cases
 from codegen_dots import dot_cases
-from codegen_joint import joint_cases, rounding_cases
+from codegen_joint import joint_cases, rounding_cases, summed_cases
 from codegen_maps import map_cases
 from codegen_programs import cases, other_cases
 from codegen_running import differences, entry, worker
@@ -28,6 +28,7 @@ EVERY = [
     *(case for dtype in FLOATS for case in (*chain_cases(dtype), *abreast_cases(dtype))),
     *(case for through in (DType.BF16, DType.F16) for case in rounding_cases(through)),
     *other_cases(),
+    *summed_cases(),
     *other_abreast_cases(),
     *map_cases(),
 ]

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 import megafuse
 from megafuse.compiler import Compiled, compile_call
@@ -153,3 +154,62 @@ def test_sums_of_several_problems_of_fp32_and_of_few_rows_have_ordinary_tiles(
     assert not any(k.chain.rules.streamed for k in step.kernels if k.chain is not None)
     partial = [math.prod(b.shape) * b.dtype.size for b in step.buffers if b.name.startswith("partial")]
     assert sum(partial) <= 64 * 2**20
+
+
+def normed(*widths: int) -> nn.Sequential:
+    layers = [weight_norm(nn.Linear(k, n, bias=False)) for k, n in itertools.pairwise(widths)]
+    return nn.Sequential(*(m for layer in layers for m in (layer, nn.Softplus())))
+
+
+def normed_plan(rows: int, *widths: int) -> Compiled:
+    x = torch.empty(rows, widths[0], dtype=torch.float16, device="meta", requires_grad=True)
+    return compile_call(normed(*widths).to("meta", torch.float16), (x,), {}, device_spec(90), dots=DotRule(chain=True))
+
+
+def added_while_loading(compiled: Compiled) -> list[int]:
+    """How many parts the sums have that are made while they are loaded."""
+    return [i.parts for k in compiled.step.kernels for p in k.phases for i in p.trace.loads() if i.parts > 1]
+
+
+@pytest.mark.parametrize("rows", [4096, 5000])
+def test_backward_of_a_norm_adds_up_the_sums_that_it_reads(rows: int) -> None:
+    compiled = normed_plan(rows, 128, 128, 96, 128)
+    (kernel,) = finishers(compiled)
+    chunks = {b.shape[0] for b in compiled.step.buffers if b.name.startswith("partial")}
+    assert set(added_while_loading(compiled)) == chunks and len(added_while_loading(compiled)) == 3
+    assert kernel.apart
+    kinds = {b.name: b.kind for b in compiled.step.buffers}
+    assert {kinds[name] for name in kernel.writes} == {"grad"}, "no sum is stored but to return it"
+
+
+def test_sums_whose_rows_exceed_the_registers_are_added_up_first() -> None:
+    assert len(added_while_loading(normed_plan(4096, 64, 256, 64))) == 2
+    compiled = normed_plan(100_001, 64, 256, 64)
+    (load,) = [i for k in compiled.step.kernels for p in k.phases for i in p.trace.loads() if i.parts > 1]
+    assert (load.parts, load.node.shape[-1]) == (131, 64), "rows of 256 such sums have a kernel that adds up"
+
+
+def test_sums_that_others_read_too_are_added_up_once() -> None:
+    """A gradient that is returned as it is, and normalised by another."""
+
+    def both(x: Tensor, w: Tensor) -> Tensor:
+        return (x @ w) @ nn.functional.softmax(w, -1)
+
+    x = torch.empty(4096, 128, dtype=torch.float16, device="meta", requires_grad=True)
+    w = torch.empty(128, 128, dtype=torch.float16, device="meta", requires_grad=True)
+    compiled = compile_call(both, (x, w), {}, device_spec(90), dots=DotRule(chain=True))
+    read = [i.node for k in compiled.step.kernels for p in k.phases for i in p.trace.loads() if i.parts > 1]
+    assert len(read) == len(set(read))
+    buffers = [name for k in compiled.step.kernels for name in k.reads if name.startswith("partial")]
+    assert len(buffers) == len(set(buffers)) > 1
+
+
+@pytest.mark.parametrize(("rows", "widths"), [(150, (24, 40, 24)), (300, (33, 20, 17, 9)), (257, (128, 64, 3))])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_norms_that_add_up_what_they_read_are_right(rows: int, widths: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(rows)
+    module = normed(*widths).to(dtype)
+    x: Tensor = torch.randn(rows, widths[0], dtype=dtype, requires_grad=True)
+    fused = megafuse.fuse(module, x, target="interpret")
+    assert added_while_loading(compiled_of(fused))
+    check_few(module, x, fused=fused)

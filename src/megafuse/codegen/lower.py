@@ -134,6 +134,7 @@ class PhaseLowering:
         self.kept = stored | used  # 16-bit values that are more than a rounding on the way
         self.taken = dict.fromkeys((*self.buffers, PRODUCT, BIASED, "bias", "wide_bias"), 1)
         self.reread = self._reread()
+        self.sums = any(load.parts > 1 for load in self.trace.loads())
 
     def run(self, title: str) -> Phase:
         """The phase, ready to print."""
@@ -244,7 +245,10 @@ class PhaseLowering:
             Lookup(self.values[row], self.values[within], found.step * buffer.strides[found.dim])
             for found, row, within in zip(inst.lookups, inst.args[::2], inst.args[1::2], strict=True)
         )
-        return Load(dst, buffer.name, offset, level, buffer.dtype, guards, 0.0, reread, passing, lookups)
+        step = math.prod(buffer.shape) // inst.parts if inst.parts > 1 else 0
+        return Load(
+            dst, buffer.name, offset, level, buffer.dtype, guards, 0.0, reread, passing, lookups, inst.parts, step
+        )
 
     def _convert(self, inst: Inst, level: Level) -> Statement | None:
         """A cast; to 16 bits and back is a single rounding, and the 16-bit value exists only if something stores it."""
@@ -350,7 +354,13 @@ class PhaseLowering:
         return bool(inst.axes & self.cols)
 
     def _stage(self, inst: Inst) -> tuple[int, bool]:
-        """How many dependent reductions come before an instance; reductions go last among their equals."""
+        """How many dependent reductions come before an instance; reductions go last among their equals.
+
+        Before sums that are made while they are loaded, all else is loaded: compilers move no load across the exchange
+        between threads that they end with.
+        """
+        if self.sums and inst.kind == "load" and inst.parts == 1 and not inst.lookups:
+            return -1, False
         is_reduce = inst.kind == "reduce"
         return self.depth[inst] - is_reduce, is_reduce
 

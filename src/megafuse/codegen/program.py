@@ -61,7 +61,8 @@ class Lookup:
 class Load:
     """``dst = buffer[index]`` where every guard (and the tile mask) holds, else ``other``.
 
-    With ``lookups``, a load by index: ``buffer[index + sum(stride * row)]``.
+    With ``lookups``, a load by index: ``buffer[index + sum(stride * row)]``. With several ``parts``, the sum of as many
+    elements, each ``step`` behind the one before.
     """
 
     dst: str
@@ -74,6 +75,8 @@ class Load:
     reread: bool = False  # the same element is read again later (keep it in cache)
     passing: bool = False  # it is not, while others are (do not displace them)
     lookups: tuple[Lookup, ...] = ()
+    parts: int = 1
+    step: int = 0
 
 
 @dataclass(frozen=True)

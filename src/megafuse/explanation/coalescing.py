@@ -22,7 +22,7 @@ def coalescing(phases: Iterable[PhaseSchedule], strides: Callable[[Node], Sequen
     for phase in phases:
         sizes = phase.trace.nest.space.sizes
         for load in phase.trace.loads():
-            count = int(typical(math.prod(sizes[a] for a in load.axes))) * load.dtype.size
+            count = int(typical(math.prod(sizes[a] for a in load.axes))) * load.parts * load.dtype.size
             used += count
             fetched += count / _share(phase, load, strides(load.node))
     return used / fetched if fetched else 1.0

@@ -8,6 +8,7 @@ raises :class:`NestError` with the reason, which ``explain`` prints.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -88,6 +89,8 @@ class Inst:
 
     ``kind``: load, const, iota, inside, within (the argument is in ``range(size)``), map, cast, reduce (over the
     columns). A load by index has two arguments for each of ``lookups``: the integer, and whether it is in the table.
+    A load of several ``parts`` adds up as many elements, along the leading dims of what it reads, which lie one after
+    the other.
     """
 
     kind: str
@@ -101,6 +104,7 @@ class Inst:
     value: float | int | bool = 0
     size: int = 0
     lookups: tuple[Lookup, ...] = ()
+    parts: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,18 +136,24 @@ class Trace:
         return frozenset(i.node for i in self._loads)
 
 
-def trace_nest(nest: Nest, materialised: Memory, overrides: Mapping[Node, Node] | None = None) -> Trace:
+def trace_nest(
+    nest: Nest,
+    materialised: Memory,
+    overrides: Mapping[Node, Node] | None = None,
+    summed: frozenset[Node] = frozenset(),
+) -> Trace:
     """Trace ``nest``, splitting axes as its moves require. The result's ``nest`` has the finer axes.
 
     ``materialised`` nodes are read from memory unless the nest itself computes them at the same index. ``overrides``
-    replaces nodes before they are looked at (a column sum by the sum of its partials).
+    replaces nodes before they are looked at (a column sum by the sum of its partials). Sums over the leading dims of
+    ``summed`` values are made where these are loaded.
 
     Raises:
         NestError: some value cannot be computed inside the nest.
     """
     for _ in range(64):
         try:
-            return _Tracer(nest, materialised, overrides or {}).run()
+            return _Tracer(nest, materialised, overrides or {}, summed).run()
         except NeedSplit as need:
             nest = nest.split(need.axis, need.inner)
         except NotAffine as bad:
@@ -154,8 +164,10 @@ def trace_nest(nest: Nest, materialised: Memory, overrides: Mapping[Node, Node] 
 
 
 class _Tracer:
-    def __init__(self, nest: Nest, materialised: Memory, overrides: Mapping[Node, Node]) -> None:
-        self.nest, self.materialised, self.overrides = nest, materialised, overrides
+    def __init__(
+        self, nest: Nest, materialised: Memory, overrides: Mapping[Node, Node], summed: frozenset[Node]
+    ) -> None:
+        self.nest, self.materialised, self.overrides, self.summed = nest, materialised, overrides, summed
         self.sizes = dict(nest.space.sizes)
         self.looked_up: dict[str, tuple[Inst, Inst]] = {}  # indices are written with an axis for each integer read
         self.row_names, self.col_names = nest.space.row_names, nest.space.col_names
@@ -231,6 +243,15 @@ class _Tracer:
         axes = _NONE.union(*(ix.axes for ix in plain), *(a.axes for a in args))
         return self.add(Inst("load", node, node.dtype, axes, tuple(args), plain, guards, lookups=tuple(lookups)))
 
+    def load_sum(self, node: Node, source: Node, index: Index, guards: tuple[Guard, ...]) -> Inst:
+        """The sum ``node`` over the leading dims of ``source``."""
+        axes = _NONE.union(*(ix.axes for ix in index))
+        if guards or not axes.isdisjoint(self.looked_up):
+            raise NestError(f"{node!r} would be added up where it may not be wanted", node)
+        lead = source.shape[: len(source.shape) - len(index)]
+        where = (*(ZERO for _ in lead), *index)
+        return self.add(Inst("load", source, node.dtype, axes, index=where, parts=math.prod(lead)))
+
     def evaluate_gather(self, node: Node, index: Index, guards: tuple[Guard, ...]) -> Inst:
         """The table where an integer says, which is read first; NaN (or 0) where it lies outside of the table.
 
@@ -303,10 +324,12 @@ class _Tracer:
         return self.load(arg, flat, guards)
 
     def evaluate_reduce(self, node: Node, index: Index, guards: tuple[Guard, ...]) -> Inst:
-        """A reduction over exactly the nest's columns, for an index made of rows only."""
+        """A reduction over exactly the nest's columns, for an index made of rows only; or one made while loading."""
         attrs = node.attrs
         assert isinstance(attrs, Reduce)
         arg = node.args[0]
+        if arg in self.summed:
+            return self.load_sum(node, arg, index, guards)
         kept_axes = _NONE.union(*(ix.axes for ix in index))
         reduced = [arg.shape[a] for a in attrs.axes]
         if not kept_axes <= self.row_names:

@@ -15,11 +15,13 @@ SECTOR = 32  # bytes that memory hands out at a time
 
 
 def elements(inst: Inst, space: Space) -> int:
-    """How many elements an instance has in the whole nest; loads by index read no more than their guards let through.
+    """How many elements an instance has in the whole nest, all parts of a sum counted.
+
+    Loads by index read no more than their guards let through.
 
     Of other loads the size of the buffer tells how much they read.
     """
-    count = int(typical(math.prod(space.sizes[a] for a in inst.axes)))
+    count = int(typical(math.prod(space.sizes[a] for a in inst.axes))) * inst.parts
     return math.ceil(count * _let_through(inst.guards, space.sizes)) if inst.lookups else count
 
 

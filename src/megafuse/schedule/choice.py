@@ -12,7 +12,7 @@ from megafuse.ir.nest import Root
 from megafuse.schedule.identity import kernel_key
 from megafuse.schedule.residency import tile_loads
 from megafuse.schedule.row_walk import innermost, rows_at_once
-from megafuse.schedule.tiling import LONGEST_SUM, TileRequest, choose_tile
+from megafuse.schedule.tiling import LONGEST_SUM, TileRequest, choose_tile, most_parts
 from megafuse.schedule.types import KernelTiles, Tile, TileRules
 
 Known = Callable[[str], KernelTiles | None]
@@ -77,6 +77,7 @@ def tile_rules(request: TileRequest, heuristic: Tile) -> TileRules:
         wide=is_open(space.num_cols),
         longest_sum=LONGEST_SUM if exact else 0,
         run=innermost(request) if request.walked else 1,
+        parts=most_parts(trace),
     )
 
 

@@ -80,7 +80,8 @@ def _lines(trace: Trace, fixed: tuple[str, ...], memory: _Memory, stored: Callab
         where = memory(inst.node) if inst.kind == "load" else ""
         args = [places[a] for a in inst.args]
         by_index = f" {inst.lookups!r} {inst.size!r}" if inst.lookups or inst.size else ""
-        index = f"{inst.index!r} {inst.guards!r}{by_index}"
+        parts = f" parts {inst.parts}" if inst.parts > 1 else ""
+        index = f"{inst.index!r} {inst.guards!r}{by_index}{parts}"
         yield f"{inst.kind} {inst.fn} {inst.dtype.value} {args} {index} {inst.value!r} {where}"
     for root in trace.nest.roots:
         fn = getattr(root.anchor.node.attrs, "fn", "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from megafuse.core.device import DeviceSpec
@@ -22,12 +22,14 @@ from megafuse.schedule.choice import Choice, Known, choose_tiles, nothing_known
 from megafuse.schedule.dot_tiling import choose_dot_tile, live_tiles
 from megafuse.schedule.hoisting import hoisting_axes
 from megafuse.schedule.kernel_plan import DotPlan, KernelPlan, PhasePlan
-from megafuse.schedule.partials import Partial, finisher_nests, make_partial
+from megafuse.schedule.partials import Partial, finisher_nests, make_partial, summed_in_place
 from megafuse.schedule.residency import sharers, short_run_axis
 from megafuse.schedule.row_walk import walk_order
 from megafuse.schedule.split_dot import split_finisher, split_kernel
 from megafuse.schedule.tiling import TileRequest, choose_tile
 from megafuse.schedule.types import Tile, TileRules
+
+Store = Callable[[Root], Iterable[tuple[Root, Node, Affine]]]  # where a root goes
 
 
 class KernelMaker:
@@ -114,7 +116,7 @@ class KernelMaker:
         forward = dot in self.forward
         kernel, sums = split_kernel(dot, splits, operands, next(self.uids), forward, self.device)
         finisher = split_finisher(dot, sums, next(self.uids), self.cover.materialised)
-        return [kernel, self._finisher_kernel(finisher, forward, "")]
+        return [kernel, self._finisher_kernel(finisher, forward, "", self._force_store)]
 
     def _group(self, number: int, group: KernelGroup) -> list[KernelPlan]:
         if group.dot is not None:
@@ -218,28 +220,40 @@ class KernelMaker:
         if not partials:
             return []
         followers: dict[int, Nest] = {}
+        summed: list[Trace] = []
         for other, group in enumerate(self.cover.groups):
             nest = self.cover.nests[group.nests[0]]
-            if other == number or other in self.absorbed or len(group.nests) > 1 or not nest.flexible:
+            if other == number or other in self.absorbed or len(group.nests) > 1 or group.dot is not None:
                 continue
             if (nest.anchors[0].node in self.forward) != forward:
                 continue
-            if not self.traces[group.nests[0]].loaded().isdisjoint(partials):
+            if self.traces[group.nests[0]].loaded().isdisjoint(partials):
+                continue
+            if nest.flexible:
                 followers[other] = nest
+            elif not group.fixed[0] and (trace := self._summed(nest, partials)) is not None:
+                summed.append(trace)
+                self.absorbed.add(other)
+        done = {n for n, p in partials.items() if any(p.node in t.loaded() for t in summed)}
+        partials = {n: p for n, p in partials.items() if n not in done}
         follower_nests = {self.cover.groups[o].nests[0] for o in followers}
         needed = frozenset(n for n in partials if self.read_by.get(n, set()) - follower_nests)
         traces, left = finisher_nests(partials, list(followers.values()), needed, self.cover.materialised)
         self.absorbed |= {o for o, nest in followers.items() if nest not in left}
-        return [self._finisher_kernel(t, forward, key) for t in traces]
+        kernels = [self._finisher_kernel(t, forward, key, self._force_store) for t in traces]
+        return kernels + [self._finisher_kernel(t, forward, key, self._store) for t in summed]
 
-    def _finisher_kernel(self, trace: Trace, forward: bool, finishes: str) -> KernelPlan:
+    def _summed(self, nest: Nest, partials: dict[Node, Partial]) -> Trace | None:
+        return summed_in_place(nest, partials, self.read_by, self.cover.materialised, self.device)
+
+    def _finisher_kernel(self, trace: Trace, forward: bool, finishes: str, store: Store) -> KernelPlan:
         nest, _ = self._tidy(trace.nest, ())
         names = {old.name: new.name for old, new in zip(trace.nest.space.rows, nest.space.rows, strict=True)}
         names |= {old.name: new.name for old, new in zip(trace.nest.space.cols, nest.space.cols, strict=True)}
         trace = _rename_trace(trace, nest, names)
         choice = self._choose([TileRequest(trace, (), self.strides, 1, False)])
         tile, rules = choice.tiles[0], choice.rules[0]
-        stores = tuple(s for r in nest.roots for s in self._force_store(r))
+        stores = tuple(s for r in nest.roots for s in store(r))
         phase = PhasePlan(trace, (), walk_order(trace, (), self.strides), tile, stores, rules)
         return KernelPlan((phase,), choice.num_warps, forward, choice.key, finishes)
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from megafuse.core.device import DeviceSpec
 from megafuse.core.dtypes import DType
-from megafuse.core.sizes import typical
+from megafuse.core.sizes import is_open, typical
 from megafuse.ir.graph import Node, contiguous_strides
 from megafuse.ir.index import Affine, Axis, Index
 from megafuse.ir.nest import Anchor, Nest, Root, Space, rename_axes
 from megafuse.ir.trace import Memory, NestError, Trace, trace_nest
+from megafuse.ir.traffic import elements
 from megafuse.ir.types import Cast, Input, Reduce, TensorType
+from megafuse.schedule.tiling import fits_whole
 
 CHUNK = "chunk"
 
@@ -28,6 +31,13 @@ class Partial:
     node: Node
     total: Node
     index: Index
+
+    @property
+    def sums(self) -> Reduce:
+        """What makes the total of the partials."""
+        total = self.total if self.total.is_a(Reduce) else self.total.args[0]
+        assert isinstance(total.attrs, Reduce)
+        return total.attrs
 
 
 def make_partial(root: Root, fixed: Sequence[Axis], num_chunks: int, name: str, uid: int) -> Partial | None:
@@ -108,6 +118,40 @@ def _finish(
     return trace if trace.nest.space.rows == rows or trace.nest.space.num_rows == space.num_rows else None
 
 
+def summed_in_place(
+    nest: Nest,
+    partials: Mapping[Node, Partial],
+    read_by: Mapping[Node, Collection[object]],
+    materialised: Memory,
+    device: DeviceSpec,
+) -> Trace | None:
+    """The follower of a finisher, with sums over its columns, as one kernel that adds partials up as it loads them.
+
+    None where others read the sums too, where it would add up partials twice, where a row of them exceeds the
+    registers, and where its rows are so few that sums of their own programs and a second launch are faster.
+    """
+    space = nest.space
+    if any(map(is_open, space.sizes.values())) or any(r.by_rows for r in nest.roots):
+        return None
+    reads = trace_nest(nest, materialised).loaded() & partials.keys()
+    known = {n: partials[n] for n in reads if len(read_by.get(n, ())) == 1 and partials[n].sums.fn == "sum"}
+    if not reads or known.keys() != reads:
+        return None
+    overrides = {n: p.total for n, p in known.items()}
+    sources = materialised.replace(overrides, (p.node for p in known.values()))
+    try:
+        trace = trace_nest(nest, sources, overrides, frozenset(p.node for p in known.values()))
+    except NestError:
+        return None
+    sums = [i for i in trace.loads() if i.parts > 1]
+    once = len(sums) == len(reads) and all(elements(i, trace.nest.space) == i.node.type.numel for i in sums)
+    if not once or not fits_whole(trace):
+        return None
+    seconds = sum(i.node.type.nbytes for i in sums) / device.l2_bandwidth
+    idle = max(1.0, device.sms / trace.nest.space.num_rows)
+    return trace if idle * seconds <= seconds + device.launch_seconds else None
+
+
 def _plain_finisher(node: Node, partial: Partial, sources: Memory) -> Trace:
     """A nest that stores the total itself."""
     rows = tuple(Axis(f"f{d}", n) for d, n in enumerate(node.shape) if n != 1)
@@ -117,9 +161,7 @@ def _plain_finisher(node: Node, partial: Partial, sources: Memory) -> Trace:
 
 
 def _count(partial: Partial) -> int:
-    total = partial.total if partial.total.is_a(Reduce) else partial.total.args[0]
-    assert isinstance(total.attrs, Reduce)
-    return math.prod(partial.node.shape[a] for a in total.attrs.axes)
+    return math.prod(partial.node.shape[a] for a in partial.sums.axes)
 
 
 def waits(trace: Trace) -> bool:

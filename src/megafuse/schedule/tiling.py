@@ -48,6 +48,7 @@ MIN_WARPS = 8  # on each SM, at least
 ADDED = 9 * 1024  # elements that a program adds up across rows in memory, where runs of 128 bytes leave a choice
 FEW_SUMMANDS = 16  # of a sum, below which a tile needs more rows to keep its threads busy
 ADDING_WARPS = 8  # of it, at most: more have more to exchange
+SUMMED_REGISTERS, MOST_SUMMED_REGISTERS = 64, 128  # of a thread, for the parts of sums that are made while loading
 FULL_GRID = 128  # programs below which smaller tiles are worth it
 FREE_TILE = 4096
 LONGEST_SUM = 64  # additions in a row of fp32 values: the rounding errors of a running sum grow with its length
@@ -121,9 +122,35 @@ def row_runs(request: TileRequest) -> tuple[int, int]:
     return runs[0], runs[1]
 
 
+def most_parts(trace: Trace) -> int:
+    """Parts of the longest sum that is made while it is loaded, padded to a power of two; 1 where there is none."""
+    return next_power_of_two(max((load.parts for load in trace.loads()), default=1))
+
+
+def fits_whole(trace: Trace) -> bool:
+    """Whether a program can hold a row of the sums that are made while they are loaded."""
+    return (
+        sum(split_columns(trace.nest.space.num_cols)) * most_parts(trace) <= 32 * ADDING_WARPS * MOST_SUMMED_REGISTERS
+    )
+
+
+def summed_tile(trace: Trace) -> Tile:
+    """Rows that sums are loaded for: as few as give threads enough to load, held whole."""
+    space = trace.nest.space
+    pieces = split_columns(space.num_cols)
+    held = sum(pieces) * most_parts(trace)
+    rows = max(1, power_of_two_below(ADDED // held))
+    while rows > 1 and space.num_rows // rows < FULL_GRID:
+        rows //= 2
+    warps = max(1, min(ADDING_WARPS, rows * held // (32 * SUMMED_REGISTERS)))
+    return Tile(rows, rows, pieces, num_warps=warps, why="whole rows, whose sums are made while they are loaded")
+
+
 def choose_tile(request: TileRequest, device: DeviceSpec) -> Tile:
     """Choose the tile of one phase: good for the typical values of open sizes, right for all."""
     trace = request.trace
+    if most_parts(trace) > 1:
+        return summed_tile(trace)
     space = trace.nest.space
     by_rows = request.by_rows
     all_rows = math.prod(a.size for a in space.rows if a.name not in request.fixed)

@@ -136,7 +136,8 @@ class TileRules:
     ``over_cols``: it reduces over its columns. ``walked``: a program walks several row tiles, and all of them under
     ``whole_loop``. ``blocked``: columns are walked in blocks. ``split``: several programs share the loop rows, so that
     they leave partial sums. ``wide``: one piece never holds all columns. ``longest_sum``: most row tiles of a chunk (0:
-    any number). ``run``: rows that are neighbours along one axis.
+    any number). ``run``: rows that are neighbours along one axis. ``parts``: of its longest sum that is made while
+    loading.
     """
 
     rows: int
@@ -149,6 +150,7 @@ class TileRules:
     wide: bool
     longest_sum: int = 0
     run: int = 1
+    parts: int = 1
 
     def problem(self, tile: Tile) -> str:
         """Why ``tile`` is not legal here; empty where it is."""
@@ -161,7 +163,7 @@ class TileRules:
             return f"sizes {odd} are no powers of two"
         if tile.num_warps > MOST_WARPS:
             return f"more than {MOST_WARPS} warps"
-        if tile.row_tile * sum(tile.pieces) > MOST_PER_THREAD * 32 * tile.num_warps:
+        if tile.row_tile * sum(tile.pieces) * self.parts > MOST_PER_THREAD * 32 * tile.num_warps:
             return f"more than {MOST_PER_THREAD} elements a thread"
         return ""
 

@@ -159,7 +159,10 @@ def _load(body: Body, node: Load) -> None:
         steps = [_step(row, lookup.stride) for row, lookup in zip(found, node.lookups, strict=True)]
         offsets = " + ".join([*steps, *([offsets] if offsets != "0" else [])]).replace("+ -", "- ")
     name = body.define(node.dst, node.dtype, rows, cols)
-    if inside:
+    if node.parts > 1:
+        at = f"np.asarray({offsets})[..., None] + np.arange({node.parts}) * {node.step}"
+        body.writer.assign(name, f"{buffer}[{at}].sum(axis=-1, dtype={TYPES[node.dtype]})")
+    elif inside:
         body.writer.call(f"{name} = _load(", [buffer, offsets, inside, number(node.other, node.dtype)])
     else:
         body.writer.assign(name, f"{buffer}[{offsets}]")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from megafuse.codegen.artifact import KernelSource
 from megafuse.codegen.names import Namer
-from megafuse.codegen.program import Phase, TileProgram
+from megafuse.codegen.program import Load, Phase, TileProgram
 from megafuse.codegen.source import kernel_source
 from megafuse.codegen.triton.abreast import write_out
 from megafuse.codegen.triton.frame import ZERO, Definition, Frame, RunNames, buffer_name, grid_names
@@ -139,6 +139,9 @@ def _tile(phase: Phase) -> str:
     rows = f"{at_once} of {phase.loop_size!r} rows"
     if phase.num_chunks != 1 and phase.rows_per_chunk > phase.row_tile * phase.abreast:
         rows += f" ({phase.rows_per_chunk} a program)"
+    sums = max((s.parts for s in statements(phase) if isinstance(s, Load)), default=1)
+    if sums > 1:
+        rows += f", loaded as sums of {sums},"
     if phase.col_block:
         return f"{rows} x {phase.num_cols!r} columns in blocks of {phase.col_block}"
     if phase.col_grid:

@@ -38,6 +38,7 @@ class Body:
         self.writer, self.frame, self.namer, self.fast, self.pairs = writer, frame, namer, fast, pairs
         self.values: dict[str, Value] = {}
         self.bounds: dict[str, str] = {}  # what is known of a value's range; see ``ops.bound``
+        self.parts: dict[int, str] = {}  # the numbers of the parts of a sum, by how many there are
 
     def define(self, dst: str, level: Level, dtype: DType, pad: float | None = None) -> Value:
         """Name the variables of a new value; a value defined again (in a later pass) keeps its names."""
@@ -46,6 +47,13 @@ class Body:
         names = old.names if old and old.level is level else self.namer.claim(dst, copies)
         self.values[dst] = Value(names, level, dtype, pad)
         return self.values[dst]
+
+    def part(self, width: int) -> str:
+        """The variable that numbers ``width`` parts of a sum."""
+        if width not in self.parts:
+            self.parts[width] = self.namer.one("part")
+            self.writer.assign(self.parts[width], f"tl.arange(0, {width})")
+        return self.parts[width]
 
     def operand(self, arg: Operand, dtype: DType, level: Level, piece: int, beside: bool = False) -> str:
         """Text of an operand in one column piece."""
@@ -61,6 +69,9 @@ def _load(body: Body, node: Load) -> None:
     padded = has_cols(node.level) and any(piece.padded for piece in frame.pieces)
     value = body.define(node.dst, node.level, node.dtype, float(node.other) if padded else None)
     for piece, name in enumerate(value.names):
+        if node.parts > 1:
+            _load_sum(body, node, name, piece)
+            continue
         args = [_address(body, node, piece)]
         tests = [body.values[lookup.within].name(piece) for lookup in node.lookups]
         mask = frame.mask(node.level, node.guards, piece, tests)
@@ -71,6 +82,23 @@ def _load(body: Body, node: Load) -> None:
             args.append(f'eviction_policy="{"evict_last" if node.reread else "evict_first"}"')
         tail = ") != 0" if node.dtype is DType.BOOL else ")"
         body.writer.call(f"{name} = tl.load(", args, tail)
+
+
+def _load_sum(body: Body, node: Load, name: str, piece: int) -> None:
+    """A sum of several parts, which stand along a last dim of the block that is loaded."""
+    frame, width = body.frame, 1 << (node.parts - 1).bit_length()
+    rank = 0 if frame.shape(node.level, piece) == "()" else 1 if frame.flat else 2
+    behind, before = f"[{':, ' * rank}None]", f"[{'None, ' * rank}:]"
+    lined = f"{body.part(width)}{before if rank else ''}"
+    far = f"{lined}.to(tl.int64)" if frame.params[node.buffer].wide else lined
+    address = _address(body, node, piece)
+    args = [f"{f'({address}){behind}' if rank else address} + {far} * {node.step}"]
+    mask = frame.mask(node.level, (), piece)
+    tests = [f"({mask}){behind}"] * bool(mask) + [f"{lined} < {node.parts}"] * (width != node.parts)
+    args += [f"mask={join_tests(tests)}", "other=0.0"] if tests else []
+    parts = body.namer.one(f"{name}_parts")
+    body.writer.call(f"{parts} = tl.load(", args)
+    body.writer.assign(name, f"tl.sum({parts}, {rank})")
 
 
 def _address(body: Body, node: Load, piece: int) -> str:
