@@ -84,6 +84,11 @@ def test_control_flow_on_values() -> None:
         capture(lambda x: x * x.sum().item(), (X,))
     with pytest.raises(CaptureError, match="depends on a tensor's values"):
         capture(lambda x: x[x > 0], (X,))
+    for asks in (lambda x: x[x > 0], lambda x: x.masked_select(x > 0), torch.nonzero):
+        with pytest.raises(CaptureError, match="values: how many elements a mask selects"):
+            capture(asks, (X,))
+    with pytest.raises(CaptureError, match="depends on a tensor's values: Tensor.numpy"):
+        capture(lambda x: x + float(x.detach().numpy().sum()), (X,))
 
 
 def test_shapes_and_types_that_pytorch_refuses() -> None:

@@ -169,8 +169,11 @@ def test_bad_questions_are_refused() -> None:
         check(nn.Dropout(0.5), x, fused=nn.Dropout(0.5))
     with pytest.raises(InputError, match="module_or_fn"):
         check(3, x, fused=torch.sin)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="seeds"):
-        check(torch.sin, x, fused=torch.sin, seeds=0)
+    for seeds in (0, 2.5, None):
+        with pytest.raises(InputError, match="seeds"):
+            check(torch.sin, x, fused=torch.sin, seeds=seeds)
+    with pytest.raises(InputError, match="argument 'fused' is True"):
+        check(torch.sin, x, fused=True)
     other = nn.Linear(4, 4)
     with pytest.raises(InputError, match="differs in value"):
         check(nn.Linear(4, 4), x, fused=other)

@@ -28,7 +28,7 @@ from megafuse.ir.views import is_dense
 
 _DATA_DEPENDENT = (
     "called on meta tensors", "out of meta tensor", "data-dependent", "datadependent", "unbacked",
-    "_local_scalar_dense", "nonzero", "aten::masked_select", "aten::equal", "boolean value of tensor",
+    "_local_scalar_dense", "nonzero", "aten::masked_select", "aten::equal", "boolean value of tensor", "tensor to numpy",
 )  # fmt: skip
 _NO_META_KERNEL = "no fake impl or meta kernel"
 STAGE = "while megafuse traced it for the first call of this kind (capture, on tensors without data)"
@@ -220,7 +220,7 @@ def explain(error: Exception, subject: Subject) -> NoReturn:
         raise users_error(error, STAGE)
     if any(mark in text.lower() or mark in type(error).__name__.lower() for mark in _DATA_DEPENDENT):
         raise CaptureError(
-            f"the control flow or a shape depends on a tensor's values: {_first_line(text)}",
+            f"the control flow or a shape depends on a tensor's values: {_what_depends(text)}",
             where=line,
             hint="use torch.where or a mask instead, or keep this part outside of the fused function",
         ) from error
@@ -234,6 +234,15 @@ def explain(error: Exception, subject: Subject) -> NoReturn:
         raise CaptureError(f"PyTorch refused the call: {_first_line(text)}", where=line,
                            hint=argument_kinds(subject)) from error  # fmt: skip
     raise users_error(error, STAGE)
+
+
+def _what_depends(text: str) -> str:
+    """What asks for values. PyTorch's own texts on shapes speak of its settings."""
+    if "nonzero" in text or "masked_select" in text:
+        return "how many elements a mask selects, or nonzero finds"
+    if "tensor to numpy" in text:
+        return "Tensor.numpy() reads them"
+    return _first_line(text)
 
 
 def _first_line(text: str) -> str:

@@ -97,6 +97,7 @@ def mlp_layers(
     ``torch.nn.utils.parametrizations.weight_norm``.
     """
     sizes = check_widths(widths)
+    make_activation(activation)  # refuses what makes none, in networks of one layer too
     layers: list[nn.Module] = []
     for number, (before, after) in enumerate(itertools.pairwise(sizes)):
         if number:

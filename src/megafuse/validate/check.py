@@ -70,8 +70,10 @@ def check(
     cannot run.
     """
     options = options or CheckOptions(seeds=seeds, require_finite=require_finite)
-    if options.seeds < 1:
-        raise InputError(f"argument 'seeds' is {options.seeds}", hint="give at least 1")
+    if not isinstance(options.seeds, int) or options.seeds < 1:
+        raise InputError(f"argument 'seeds' is {options.seeds!r}", hint="give a whole number, at least 1")
+    if fused is not None and not callable(fused):
+        raise InputError(f"argument 'fused' is {fused!r}", hint="pass what fuse() returned, or leave it out")
     problem = Problem.of(module_or_fn, args, kwargs)
     require_known("check", CHECK_OPTIONS, callee_of(module_or_fn), kwargs)
     if fused is None:
