@@ -49,7 +49,7 @@ from megafuse.codegen.triton import print_kernel
 from megafuse.core.device import DeviceSpec, device_spec
 from megafuse.core.dtypes import DType
 from megafuse.core.errors import MegafuseError
-from megafuse.runtime.device import live_device_spec
+from megafuse.runtime.device import live_device_spec, target_spec
 from megafuse.runtime.offline import compile_offline
 from megafuse.runtime.shim import cuda_launcher
 from megafuse.schedule.dot_tiling import choose_dot_tile
@@ -360,7 +360,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.steps:
         return run_steps(options.more)
-    device = device_spec(90) if options.compile_only else live_device_spec(torch.device("cuda"))
+    device = target_spec(90) if options.compile_only else live_device_spec(torch.device("cuda"))
     errors: list[str] = []
     start = time.perf_counter()
     mine = compiled(candidates(options.only, device), device.arch, options.processes, errors)

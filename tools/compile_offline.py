@@ -11,7 +11,7 @@ import sys
 from megafuse.cli.selection import Selection
 from megafuse.cli.targets import make_example
 from megafuse.compiler import compile_call
-from megafuse.core.device import device_spec
+from megafuse.runtime.device import target_spec
 from megafuse.runtime.offline import compile_offline
 
 ARCH = 90
@@ -22,7 +22,7 @@ CASES += [(name, "bfloat16") for name in ("hand_norm", "adaln", "swiglu_ffn", "l
 def compile_workload(name: str, dtype: str) -> dict[str, object]:
     """Plan a workload at its GPU size and compile its kernels: how many, and which failed or spill registers."""
     example = make_example(Selection(workload=name), "full", "meta", dtype)
-    compiled = compile_call(example.fn, example.args, example.kwargs, device_spec(ARCH))
+    compiled = compile_call(example.fn, example.args, example.kwargs, target_spec(ARCH))
     reports = compile_offline(compiled.artifact("triton").kernels, ARCH)
     failed = [f"{r.entry}: {r.error}" for r in reports if r.error]
     spilling = [r.entry for r in reports if r.spills]

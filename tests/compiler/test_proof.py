@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -91,23 +90,47 @@ def test_what_has_no_finite_results_counts_as_wrong() -> None:
         assert "cannot be tried" in trial.disagreement(program, run, CPU)
 
 
-@pytest.mark.parametrize("narrow", [True, False])
-def test_kernels_with_narrow_tiles_are_tried(narrow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = SimpleNamespace(assemble=lambda: "code")
-    monkeypatch.setattr(proof, "cuda_kernel", lambda source: kernel)
+@pytest.fixture
+def assembled(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """What the assembler makes of each kernel; kernels that are to be tried are faults, by name."""
+    made = SimpleNamespace(code="code", shared=0, spills=lambda: 0)
+    monkeypatch.setattr(proof, "cuda_kernel", lambda source: SimpleNamespace(assemble=lambda: made))
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(trial, "fault_of", lambda kernels, device: " ".join(p.name for p, code in kernels))
+    return made
+
+
+@pytest.mark.parametrize("narrow", [True, False])
+def test_kernels_with_narrow_tiles_are_tried(narrow: bool, assembled: SimpleNamespace) -> None:
     compiled = planned(2, torch.float16)(replace(SPEC, narrow_tiles=narrow), RULE)
     fault = proof.fault_of_chains(compiled, CPU)
     assert fault == (" ".join(p.name for p in chains_of(compiled)) if narrow else "")
 
 
-def test_it_is_planned_again_until_the_assembler_makes_it_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_take_too_much_are_faulty(assembled: SimpleNamespace) -> None:
+    """Shared memory at any time; registers where matrices are loaded first, for which there is another plan."""
     compile_ = planned(2, torch.float16)
-    for bad, tiles in itertools.zip_longest(((), (1,), (1, 2)), ([16, 16], [32, 64], [])):
-        faults = iter([f"fault {n}" if n in bad else "" for n in (1, 2)])
+    loads, not_ = (compile_(replace(SPEC, narrow_tiles=False, loads_first=first), RULE) for first in (True, False))
+    assert any(p.first for p in chains_of(loads)) and not any(p.first for p in chains_of(not_))
+    assembled.spills = lambda: 8
+    assert "loads matrices first and spills 8 bytes" in proof.fault_of_chains(loads, CPU)
+    assert proof.fault_of_chains(not_, CPU) == ""
+    assembled.shared = SPEC.shared_per_block + 1
+    assert f"takes {SPEC.shared_per_block + 1} bytes of shared memory" in proof.fault_of_chains(not_, CPU)
+
+
+@pytest.mark.parametrize("loads_first", [True, False])
+def test_it_is_planned_again_until_the_assembler_makes_it_right(
+    loads_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First without matrices that are loaded first, where there are any: their tiles stay as they are."""
+    compile_, spec = planned(2, torch.float16), replace(SPEC, loads_first=loads_first)
+    plans = [([16, 16], True)] * loads_first + [([16, 16], False), ([32, 64], False), ([], False)]
+    for bad, (tiles, first) in enumerate(plans):
+        faults = iter([*(f"fault {n}" for n in range(bad)), ""])
         monkeypatch.setattr(proof, "fault_of_chains", lambda compiled, device, faults=faults: next(faults))
-        compiled = proof.first_sound(compile_, SPEC, RULE, CPU)
-        assert [p.phases[0].row_tile for p in chains_of(compiled)] == tiles
+        compiled = proof.first_sound(compile_, spec, RULE, CPU)
+        assert [p.row_tile for p in chains_of(compiled)] == tiles
+        assert any(p.first for p in chains_of(compiled)) is first
         said = [d for d in compiled.cover.decisions if d.startswith("planned again")]
-        assert said == [f"planned again: fault {n}" for n in bad]
+        assert said == [f"planned again: fault {n}" for n in range(bad)]

@@ -162,7 +162,7 @@ def test_tiles_that_ptxas_spoils_are_refused_and_the_process_goes_on(
         tile = choose(request, device)
         if not (device.narrow_tiles and request.sums and request.turns):
             return tile
-        return replace(tile, rows=rows, rows_per_chunk=chunk, num_warps=4, turned=True, early=False, shares=1)
+        return replace(tile, rows=rows, rows_per_chunk=chunk, num_warps=4, turned=True, early=False, first=0, shares=1)
 
     monkeypatch.setattr(chain_schedule, "choose_chain_tile", forced)
     x = torch.randn(8192, 128, device="cuda", dtype=torch.float16, requires_grad=True)

@@ -18,7 +18,7 @@ from megafuse.core.device import device_spec
 from megafuse.fusion.chain_cost import chain_seconds
 from megafuse.fusion.epilogue import DotRule
 from megafuse.ir.chain import SumDot, only_sums
-from megafuse.runtime.device import compiled_for
+from megafuse.runtime.device import target_spec
 from megafuse.runtime.offline import compile_offline
 from megafuse.runtime.shim import triton_version
 from megafuse.schedule.types import DotCall, Launch
@@ -76,7 +76,7 @@ def on_meta(make: Callable[[], nn.Module], *shape: int, dtype: torch.dtype = tor
 
 
 def planned(module: nn.Module, x: Tensor) -> Compiled:
-    return compile_call(module, (x,), {}, compiled_for(device_spec(90)), dots=DotRule(chain=True))
+    return compile_call(module, (x,), {}, target_spec(90), dots=DotRule(chain=True))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

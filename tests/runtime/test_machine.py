@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import stat
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from megafuse.core.device import device_spec
 from megafuse.core.errors import InputError, TargetError
-from megafuse.runtime import cachedir, environment, loading, timer
-from megafuse.runtime.device import live_device_spec
+from megafuse.runtime import cachedir, device, environment, loading, timer
+from megafuse.runtime.device import live_device_spec, target_spec
 
 NO_GPU = not torch.cuda.is_available()
 
@@ -92,6 +94,22 @@ def test_device_timing_needs_a_device() -> None:
         timer.time_graph([])
     with pytest.raises(TargetError, match="no CUDA device"):
         live_device_spec()
+
+
+@pytest.mark.parametrize(("arch", "version", "at_once"), [
+    (90, (3, 6), True), (90, (3, 9), False), (90, None, False), (80, (3, 6), False), (86, (3, 6), False),
+    (100, (3, 6), False),
+])  # fmt: skip
+def test_what_triton_does_for_a_device(
+    arch: int, version: tuple[int, int] | None, at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def installed() -> tuple[int, int]:
+        if version is None:
+            raise TargetError("Triton is not installed")
+        return version
+
+    monkeypatch.setattr(device, "triton_version", installed)
+    assert target_spec(arch, sms=7) == replace(device_spec(arch, sms=7), stores_at_once=at_once)
 
 
 def test_environment_names_versions() -> None:

@@ -15,7 +15,7 @@ import torch
 from megafuse.codegen.artifact import KernelSource
 from megafuse.core.dtypes import DType
 from megafuse.core.errors import TargetError
-from megafuse.runtime import shim, shim_worker
+from megafuse.runtime import assembled, shim, shim_worker
 from megafuse.runtime.offline import compile_offline
 from megafuse.runtime.shim_worker import fault_of, read_before_written
 
@@ -376,8 +376,21 @@ def test_what_the_assembler_made_wrong_is_never_launched(fake) -> None:
     made.launch(0, 256, 512)
     assert kernel.plain == 1
     assert kernel.warmed == [0, 0, 0, 0], "compiled before the first launch, and not again"
-    shim.CudaKernel(kernel, source(grid=(0, 1))).assemble()
+    nothing = shim.CudaKernel(kernel, source(grid=(0, 1))).assemble()
     assert len(kernel.warmed) == 4
+    assert (nothing.code, nothing.shared, nothing.spills()) == ("", 0, 0)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_said_of_a_kernel_that_was_not_launched(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def usage(cubin: bytes) -> dict[str, int]:
+        if fails:
+            raise subprocess.CalledProcessError(1, "cuobjdump")
+        return {"registers": 255, "spills": len(cubin)}
+
+    monkeypatch.setattr(assembled, "resource_usage", usage)
+    made = assembled.Assembled(SimpleNamespace(asm={"cubin": b"code"}, metadata=SimpleNamespace(shared=4096)))
+    assert (len(made.code), made.shared, made.spills()) == (64, 4096, 0 if fails else 4)
 
 
 def test_hooks_of_a_kernel_do_not_see_that_it_is_compiled(fake) -> None:

@@ -14,7 +14,14 @@ from megafuse.compiler.engine import dot_rule
 from megafuse.core.device import device_spec
 from megafuse.core.dtypes import DType
 from megafuse.ir.chain import Walk, block, turned, turned_rows
-from megafuse.schedule.chain_tiling import LONGEST_WALK, ChainRequest, chain_rules, choose_chain_tile
+from megafuse.schedule.chain_tiling import (
+    HELD_REGISTERS,
+    LONGEST_WALK,
+    Beside,
+    ChainRequest,
+    chain_rules,
+    choose_chain_tile,
+)
 
 DEVICE = device_spec(90)
 
@@ -178,7 +185,7 @@ def backward(layers: int, rows: int, width: int = 128) -> ChainRequest:
     """The backward of an MLP of equal layers whose activations come from memory: a sum and a product for each."""
     asked = request(rows, *(width,) * (layers + 1), sums=True)
     operands = [layers + (n + 1 == layers) for n in range(layers)]  # of all layers; the input with the last matrix
-    beside = tuple((n * width, (n - 1) * width) for n in operands)
+    beside = tuple(Beside(n * width, (n - 1) * width, 2 * width * n) for n in operands)
     return replace(asked, beside=beside, loaded=2 * width * (layers + 1), turned=True, turns=True, products=layers)
 
 
@@ -191,8 +198,9 @@ def test_what_is_loaded_first_fits_beside_the_operands_and_a_stored_sum(layers: 
     assert tile.rows_per_chunk == tile.rows
     held = tile.first * 128 * 128 * 2
     if tile.first:
-        at, after = asked.beside[tile.first - 1]
-        assert held + max(2 * tile.rows * at, 2 * tile.rows * after + 4 * 128 * 128) <= DEVICE.shared_per_block
+        there = asked.beside[tile.first - 1]
+        needs = max(2 * tile.rows * there.most, 2 * tile.rows * there.after + 4 * 128 * 128)
+        assert held + needs <= DEVICE.shared_per_block
 
 
 def test_three_layers_are_loaded_whole_and_of_five_as_many_as_fit() -> None:
@@ -203,8 +211,15 @@ def test_three_layers_are_loaded_whole_and_of_five_as_many_as_fit() -> None:
 
 
 def test_matrices_that_wait_in_registers_are_fewer() -> None:
-    assert 0 < choose_chain_tile(backward(3, 4096), DEVICE).first < 3
-    assert choose_chain_tile(backward(5, 4096), DEVICE).first == 0
+    """Registers hold them beside rows, a product in fp32 and a sum."""
+    assert 0 < choose_chain_tile(backward(5, 4096), DEVICE).first < choose_chain_tile(backward(5, 4096), AT_ONCE).first
+    for asked in (backward(layers, rows) for layers in (1, 2, 3, 5) for rows in (64, 256, 4096)):
+        tile = choose_chain_tile(asked, DEVICE)
+        if tile.first:
+            held = (
+                tile.first * 128 * 128 * 2 + tile.rows * (asked.beside[tile.first - 1].rows + 4 * 128) + 4 * 128 * 128
+            )
+            assert held / 4 / (32 * tile.num_warps) <= HELD_REGISTERS
 
 
 def test_matrices_that_are_loaded_first_are_there() -> None:
@@ -213,3 +228,5 @@ def test_matrices_that_are_loaded_first_are_there() -> None:
     rules = chain_rules(asked, tile, DEVICE)
     for wrong in ({"first": 4}, {"first": -1}, {"held": False}, {"rows_per_chunk": 2 * tile.rows, "shares": 1}):
         assert "first" in rules.problem(replace(tile, **wrong)), wrong
+    for other, device in ((asked, replace(AT_ONCE, loads_first=False)), (replace(asked, plain=True), AT_ONCE)):
+        assert "first" in chain_rules(other, tile, device).problem(tile)

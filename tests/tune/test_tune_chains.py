@@ -31,7 +31,7 @@ from megafuse.runtime.offline import CompileReport
 from megafuse.runtime.plan_store import Entry, TuningWarning, read_entry, read_plan, write_entry, write_plan
 from megafuse.tune.bench import Bench
 from megafuse.tune.candidates import MOST, ROUNDS, candidates
-from megafuse.tune.chain_candidates import changed
+from megafuse.tune.chain_candidates import chain_tiles, changed
 from megafuse.tune.occupancy import misfit
 from megafuse.tune.step import compiler, entries_of, run
 from tune_chains import CHAINS, RUN, by_form, chained, mlp
@@ -152,6 +152,15 @@ def test_rows_of_a_tile_leave_the_number_of_programs_near_what_it_was():
         assert other.rows_per_chunk % rows == 0
         assert abs(-(-10_000 // other.rows_per_chunk) - 79) <= 60
     assert changed(replace(tile, early=True, num_stages=3), [("walk", 1)], WALK) == ChainTile(64, 64, 4)
+
+
+@pytest.mark.parametrize("round_name", ["coarse", "factors"])
+def test_other_forms_are_tried_without_matrices_loaded_first_too(round_name):
+    rules, best = replace(SHARED, most_first=3), ChainTile(64, 64, 8, turned=True, first=3)
+    found = [t.chain for t in chain_tiles(rules, round_name, KernelTiles((), 8, best), {})]
+    others = [t for t in found if t.first and (t.rows, t.num_warps, t.turned) != (64, 8, True)]
+    assert others
+    assert all(replace(t, first=0) in found for t in others)
 
 
 @pytest.mark.parametrize("name", RUN)

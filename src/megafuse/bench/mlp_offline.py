@@ -12,7 +12,6 @@ import torch
 from megafuse.bench.mlp_case import mlp_case, series_name
 from megafuse.bench.table import aligned, number
 from megafuse.compiler import compile_call, dot_rule
-from megafuse.core.device import device_spec
 from megafuse.explanation import (
     KernelInfo,
     Resources,
@@ -21,6 +20,7 @@ from megafuse.explanation import (
     explain_compiled,
     with_resources,
 )
+from megafuse.runtime.device import target_spec
 
 ARCH = 90
 HEADINGS = ("rows", "kernels", "library products", "opaque", "predicted us", "eager, predicted us", "x eager")
@@ -45,7 +45,7 @@ class OfflineFacts:
 def offline_facts(source: dict[str, Any], dots: str = "library", *, compiled: bool = True) -> OfflineFacts:
     """Plan the case on tensors without data and, if ``compiled``, compile its kernels (about a second each)."""
     case = mlp_case({k: v for k, v in source.items() if k != "kind"}, "meta")
-    device = device_spec(ARCH)
+    device = target_spec(ARCH)
     rule = dot_rule(dots, torch.backends.cuda.matmul.allow_tf32)
     with case.grad_mode():
         made = compile_call(case.module, case.args, {}, device, dots=rule)

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from megafuse.cli.selection import Selection
 from megafuse.cli.targets import META, Example, make_example
 from megafuse.compiler import Compiled, KnownTiles, compile_call, complete, dot_rule, find_known
-from megafuse.core.device import DeviceSpec, device_spec
+from megafuse.core.device import DeviceSpec
 from megafuse.explanation import (
     EagerEstimate,
     PlanInfo,
@@ -22,7 +22,7 @@ from megafuse.explanation import (
     explain_compiled,
     with_resources,
 )
-from megafuse.runtime.device import compiled_for, live_device_spec
+from megafuse.runtime.device import live_device_spec, target_spec
 
 DEFAULT_ARCH = 90
 
@@ -45,7 +45,7 @@ def planning_device(arch: int | None) -> DeviceSpec:
     """The table entry of ``arch`` (90: sm_90), or without one of the GPU at hand, or of sm_90 where there is none."""
     if arch is None and torch.cuda.is_available():
         return live_device_spec()
-    return compiled_for(device_spec(arch or DEFAULT_ARCH))
+    return target_spec(arch or DEFAULT_ARCH)
 
 
 def plan_selection(

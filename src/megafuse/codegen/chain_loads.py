@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from megafuse.codegen.chain_program import ChainProgram, Product, RowSums
-from megafuse.codegen.dot_program import Matrices
 from megafuse.codegen.program import Load, Phase
 from megafuse.codegen.walk import has_rows, statements
+from megafuse.ir.chain import Held
 
 
 @dataclass(frozen=True)
@@ -36,17 +36,20 @@ def next_rows(program: ChainProgram) -> dict[str, RowLoad]:
 
 
 def first_loads(program: ChainProgram) -> tuple[list[RowLoad], list[Product]]:
-    """What a program of one tile loads before it works: rows and matrices of its products up to ``program.first``."""
-    products: dict[Matrices, Product] = {}
+    """What a program of one tile loads before it works: ``program.first`` matrices, and the rows up to their products.
+
+    The plan counts the same rows (``schedule.chains``): those that come after the last of these products are left.
+    """
+    products: dict[Held, Product] = {}
     rows: list[RowLoad] = []
     for stage in program.stages:
-        if len(products) == program.first and isinstance(stage, Product) and stage.matrix not in products:
+        if len(products) == program.first:
             break
         if isinstance(stage, Product):
-            products.setdefault(stage.matrix, stage)
+            products.setdefault(stage.held[0], stage)
         elif isinstance(stage, Phase):
             rows += [RowLoad(load, stage, 0) for load in _row_loads(stage)]
-    return (rows, list(products.values())) if program.first else ([], [])
+    return rows, list(products.values())
 
 
 def _row_loads(phase: Phase) -> Iterator[Load]:

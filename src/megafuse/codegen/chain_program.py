@@ -26,6 +26,7 @@ from megafuse.codegen.walk import reads, statements
 from megafuse.core.dtypes import DType
 from megafuse.core.errors import VerifyError
 from megafuse.core.sizes import Dim, open_dims
+from megafuse.ir.chain import Held, held_block
 
 FLAT_WARPS = 16  # whose registers hold most of a matrix
 
@@ -45,6 +46,11 @@ class Product:
     inner: int
     cols: int
     dtype: DType
+
+    @property
+    def held(self) -> tuple[Held, bool]:
+        """The block of the matrix, and whether it is the other way round."""
+        return held_block(self.matrix.buffer, self.matrix.offset, (self.inner, self.cols), self.matrix.strides)
 
 
 @dataclass(frozen=True)

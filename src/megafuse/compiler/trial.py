@@ -119,7 +119,7 @@ def tried(program: ChainProgram, code: str, device: torch.device) -> str:
     """``disagreement`` of the compiled kernel on ``device``, once it has ended. ``code``: the digest it must have."""
     kernel = cuda_kernel(PRINTERS["triton"](program))
     with torch.cuda.device(device):
-        if kernel.assemble() != code:
+        if kernel.assemble().code != code:
             return f"kernel {program.name} cannot be tried: another process compiles it to something else"
         found = disagreement(program, lambda *tensors: kernel.launch(0, *(t.data_ptr() for t in tensors)), device)
         torch.cuda.synchronize()

@@ -20,8 +20,10 @@ class DeviceSpec:
     Units: bytes, bytes per second, flop per second, seconds; ``special_rate`` counts exp/log/tanh results per second.
     ``block_bandwidth``: rate at which programs that walk a block in several phases touch memory, cache hits included.
     ``narrow_tiles``: operands of matrix units may have lines of less than 128 bytes in shared memory; False where the
-    assembler loses their addresses. ``stores_at_once``: the compiler stores a loaded operand to shared memory where it
-    is loaded; else it is held in registers until its product.
+    assembler loses their addresses. ``loads_first``: programs of one tile may load matrices before they work; False
+    where the compiler made a kernel wrong that does. ``stores_at_once``: the compiler stores an operand of matrix units
+    that take 64 rows or columns at once (wgmma) to shared memory where it is loaded; else, and for other units, it is
+    held in registers until its product.
     """
 
     name: str
@@ -41,6 +43,7 @@ class DeviceSpec:
     special_rate: float
     launch_seconds: float
     narrow_tiles: bool = True
+    loads_first: bool = True
     stores_at_once: bool = False
 
 

@@ -32,6 +32,29 @@ def block(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
+@dataclass(frozen=True)
+class Held:
+    """A matrix of each problem as a chain holds it: ``shape`` and ``steps`` of its block, the contiguous side last.
+
+    So a matrix and its transpose, at ``offset`` in the same ``memory``, are one.
+    """
+
+    memory: object
+    offset: int
+    problem: int
+    shape: tuple[int, int]
+    steps: tuple[int, int]
+
+
+def held_block(memory: object, offset: int, shape: tuple[int, int], strides: tuple[int, int, int]) -> tuple[Held, bool]:
+    """The block of a matrix with ``strides`` of problems, rows and columns, and whether it is the other way round."""
+    problem, row, col = strides
+    flips = col != 1 and (row == 1 or row < col)
+    if flips:
+        return Held(memory, offset, problem, shape[::-1], (col, row)), True
+    return Held(memory, offset, problem, shape, (row, col)), False
+
+
 @dataclass(frozen=True, order=True)
 class Walk:
     """What a chain walks: so many ``rows`` of each of ``problems``."""

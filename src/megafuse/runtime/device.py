@@ -10,7 +10,8 @@ from megafuse.core.device import DeviceSpec, device_spec
 from megafuse.core.errors import TargetError
 from megafuse.runtime.shim import triton_version
 
-STORING_AT_ONCE = ((3, 6),)  # versions of Triton seen to do so; 3.9 does not
+STORING_AT_ONCE = ((3, 6),)  # versions of Triton seen to do so, on WGMMA_ARCH alone; 3.9 does not
+WGMMA_ARCH = 90
 
 
 def live_device_spec(device: torch.device | int | None = None) -> DeviceSpec:
@@ -22,12 +23,20 @@ def live_device_spec(device: torch.device | int | None = None) -> DeviceSpec:
     if not torch.cuda.is_available():
         raise TargetError("no CUDA device is available", hint="name an architecture to plan for, such as sm_90")
     found = torch.cuda.get_device_properties(torch.cuda.current_device() if device is None else device)
-    return compiled_for(device_spec(found.major * 10 + found.minor, sms=found.multi_processor_count, name=found.name))
+    return target_spec(found.major * 10 + found.minor, sms=found.multi_processor_count, name=found.name)
 
 
-def compiled_for(spec: DeviceSpec) -> DeviceSpec:
-    """``spec`` with what the installed Triton does for it; without Triton as it is."""
+def target_spec(arch: int, *, sms: int | None = None, name: str | None = None) -> DeviceSpec:
+    """The entry of compute capability ``arch`` with what the installed Triton does for it; without Triton as it is.
+
+    All calls are planned for this, and so is what is said of them without a GPU.
+
+    Raises:
+        TargetError: ``arch`` is older than every entry.
+    """
+    spec = device_spec(arch, sms=sms, name=name)
     try:
-        return replace(spec, stores_at_once=triton_version() in STORING_AT_ONCE)
+        at_once = spec.arch == WGMMA_ARCH and triton_version() in STORING_AT_ONCE
     except TargetError:
         return spec
+    return replace(spec, stores_at_once=at_once)

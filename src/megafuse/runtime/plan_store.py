@@ -23,7 +23,7 @@ from megafuse.core.errors import InputError
 from megafuse.core.warn import warn_user
 from megafuse.runtime import cachedir
 
-FORMAT = 4  # of entries, and of what tiles mean to the code generator
+FORMAT = 5  # of entries, and of what tiles mean to the code generator
 FOLDER = "tuned"
 MOST_CHARACTERS = 16_384  # of an entry
 _KIND = "megafuse plan"

@@ -26,7 +26,7 @@ from megafuse.codegen.artifact import KernelSource
 from megafuse.core.dtypes import DType
 from megafuse.core.errors import TargetError
 from megafuse.runtime import early
-from megafuse.runtime.assembled import check_assembled, code_digest
+from megafuse.runtime.assembled import Assembled, check_assembled
 from megafuse.runtime.loading import load_module
 from megafuse.runtime.places import Place
 from megafuse.runtime.tensors import TORCH_DTYPES
@@ -211,15 +211,13 @@ class CudaKernel:
             return lambda stream, *pointers: None
         return self.variants.get((device, (True,) * len(self.dtypes)))
 
-    def assemble(self) -> str:
+    def assemble(self) -> Assembled:
         """Compile for the current device and aligned addresses, as the first launch would, and launch nothing.
-
-        Returns a digest of the machine code; empty where there is none.
 
         Raises:
             TargetError: the assembler may have made something else of the kernel.
         """
-        return "" if 0 in self.source.grid else code_digest(self._compiled([0] * len(self.dtypes)))
+        return Assembled(None if 0 in self.source.grid else self._compiled([0] * len(self.dtypes)))
 
     def _first(self, key: Any, device: int, pointers: tuple[int, ...]) -> None:
         """The plain road: first launch of a variant, or hooks."""
@@ -280,7 +278,7 @@ class DescribedKernel:
     plain: CudaKernel
     positions: tuple[int, ...]
 
-    def assemble(self) -> str:
+    def assemble(self) -> Assembled:
         """As ``CudaKernel.assemble``, of the kernel that aligned addresses get."""
         return self._able(_current_device()).assemble()
 

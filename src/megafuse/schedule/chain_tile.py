@@ -39,8 +39,8 @@ class ChainRules:
 
     ``sums``: it leaves sums over the rows, of several programs where ``split``. ``plain``: its products do without
     matrix units. ``turns``: tiles may be columns by rows, and have fewer rows than ``unit`` only where ``narrow``.
-    ``sms``: multiprocessors of the device. ``most_shares``: programs that have a sum each, at most. ``most_first``: how
-    many matrices there are. ``streamed``: it does nothing but sum products of what it loads.
+    ``sms``: multiprocessors of the device. ``most_shares``: programs that have a sum each, at most. ``most_first``:
+    matrices that may be loaded first. ``streamed``: it does nothing but sum products of what it loads.
     """
 
     walk: Walk
@@ -90,5 +90,5 @@ class ChainRules:
         if tile.shares > 1 and chunk != tile.rows:
             return "programs that walk several tiles share none"
         if tile.first and (chunk != tile.rows or not tile.held or not 0 < tile.first <= self.most_first):
-            return "programs of one tile load matrices first, as many as there are"
+            return f"programs of one tile load matrices first, {self.most_first} at most"
         return "there is no row loop" if (tile.num_stages > 1 or tile.early) and chunk == tile.rows else ""

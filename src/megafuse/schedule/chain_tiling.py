@@ -18,9 +18,23 @@ OWN = 1024  # bytes of shared memory that each program takes for itself
 RESERVED = 8 * 1024  # bytes of shared memory that are not for matrices and row tiles
 EARLY_REGISTERS = 32  # of a thread, for the rows of the next tile
 FIRST_REGISTERS = 96  # of a thread, for the rows of the only tile
-HELD_REGISTERS = 192  # where operands and matrices are in registers, too
+HELD_REGISTERS = 208  # of a thread, for matrices that wait, rows, a product and a sum, where all are in registers
+WGMMA_SINCE = 90  # the compute capability whose matrix units take operands from shared memory, 64 rows or more at once
 STREAMED_ROWS, STREAMED_WARPS = 64, 8  # of tiles of sums alone
 LONGEST_WALK = 32  # tiles: what the tuner found faster than one wave of programs at 1M rows
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What lies beside the matrices of a program that loads them first up to one, with the rows up to its product.
+
+    Columns of operands in shared memory: ``most`` at any product or sum, and ``after`` one, where that is stored or its
+    result is moved between threads. ``rows``: bytes of each row of what was loaded and of the first operands.
+    """
+
+    most: int
+    after: int
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -30,9 +44,8 @@ class ChainRequest:
     ``widths`` of the row values; ``matrices``: (K, N) of each matrix that is loaded; ``sums``: of each sum over rows,
     (1, N) for a sum of rows themselves. ``plain``: fp32 products without matrix units. ``loaded``: bytes of
     each row that come from memory. ``turned``: tiles are columns by rows; ``turns``: they could be. ``products``: how
-    many of the sums are of products. ``streamed``: it does nothing but sum products of what it loads. ``beside``: for
-    each matrix, in the order of products, columns of the operands in shared memory at the first product and after it,
-    if the matrix is there too, with the rows up to its product; none is loaded first where that is not known.
+    many of the sums are of products. ``streamed``: it does nothing but sum products of what it loads. ``beside``: what
+    lies beside the matrices up to each, in the order of their first products; none is loaded first that has none.
     """
 
     walk: Walk
@@ -46,7 +59,7 @@ class ChainRequest:
     turns: bool = False
     products: int = 0
     streamed: bool = False
-    beside: tuple[tuple[int, int], ...] = ()
+    beside: tuple[Beside, ...] = ()
 
 
 def choose_chain_tile(request: ChainRequest, device: DeviceSpec) -> ChainTile:
@@ -118,7 +131,7 @@ def chain_rules(request: ChainRequest, heuristic: ChainTile, device: DeviceSpec)
         unit=UNIT,
         sms=device.sms,
         most_shares=max(1, request.products),
-        most_first=len(request.matrices),
+        most_first=len(request.matrices) if device.loads_first and not request.plain else 0,
         streamed=request.streamed,
     )
 
@@ -158,22 +171,27 @@ def _early_registers(request: ChainRequest, rows: int, warps: int) -> float:
 
 
 def _first(request: ChainRequest, rows: int, warps: int, device: DeviceSpec) -> int:
-    """How many matrices a program of one tile loads first, with the rows that their products need.
+    """How many matrices a program of one tile loads first, with the rows up to their products.
 
     One latency of memory is then waited for, and not one at each product. As many as shared memory holds beside the
-    operands, and beside what is exchanged between threads to store a sum, for as many programs as an SM runs.
+    operands, and beside what is exchanged between threads to store a sum, for as many programs as an SM runs. Where
+    matrices wait in registers, as many as these hold; none where the units take operands from registers, too, which are
+    full then without.
     """
-    if request.plain or _early_registers(request, rows, warps) > FIRST_REGISTERS:
+    from_shared = device.arch >= WGMMA_SINCE and (request.turned or rows >= UNIT)
+    if request.plain or not device.loads_first or not from_shared:
+        return 0
+    if _early_registers(request, rows, warps) > FIRST_REGISTERS:
         return 0
     programs = 1 if request.walk.tiles(rows) <= device.sms else _per_sm(request, rows, device)
     room = (device.shared_per_block + OWN) // programs - OWN
-    exchanged = [SUM_BYTES * block(k) * block(n) for k, n in request.sums]
-    exchanged += [SUM_BYTES * rows * max(map(block, request.widths))]
+    product = SUM_BYTES * rows * max(map(block, request.widths))
+    stored = max((SUM_BYTES * block(k) * block(n) for k, n in request.sums), default=0)
     held = itertools.accumulate(block(k) * block(n) * request.dtype.size for k, n in request.matrices)
     count, tiles = 0, rows * request.dtype.size
-    for matrices, (at, after) in zip(held, request.beside, strict=False):
-        fits = matrices + max(tiles * at, tiles * after + max(exchanged)) <= room
-        registers = (matrices + tiles * at) / 4 / (32 * warps) + _early_registers(request, rows, warps)
+    for matrices, there in zip(held, request.beside, strict=False):
+        fits = matrices + max(tiles * there.most, tiles * there.after + max(product, stored)) <= room
+        registers = (matrices + rows * there.rows + product + stored) / 4 / (32 * warps)
         count += fits and (device.stores_at_once or registers <= HELD_REGISTERS)
     return count
 

@@ -11,6 +11,7 @@ from megafuse.core.sizes import ceil_div
 from megafuse.fusion.plan import Cover
 from megafuse.ir.chain import (
     Chain,
+    Held,
     RowDot,
     RowNest,
     Stage,
@@ -20,6 +21,7 @@ from megafuse.ir.chain import (
     chain_traces,
     external_loads,
     external_reads,
+    held_block,
     is_sum,
     made_by,
     nests_of,
@@ -30,9 +32,9 @@ from megafuse.ir.graph import Node, contiguous_strides
 from megafuse.ir.index import Affine, Axis, axis_index, combine
 from megafuse.ir.nest import Anchor, Nest, Root, Space
 from megafuse.ir.trace import Inst, Trace
-from megafuse.ir.views import memory_of
+from megafuse.ir.views import memory_of, strided_view
 from megafuse.schedule.chain_tile import ChainRules, ChainTile
-from megafuse.schedule.chain_tiling import STREAMED_ROWS, ChainRequest, chain_rules, choose_chain_tile
+from megafuse.schedule.chain_tiling import STREAMED_ROWS, Beside, ChainRequest, chain_rules, choose_chain_tile
 from megafuse.schedule.choice import Known
 from megafuse.schedule.identity import chain_key
 from megafuse.schedule.kernel_plan import ChainDotPlan, ChainPlan, KernelPlan, PhasePlan
@@ -94,14 +96,22 @@ class ChainMaker:
             return heuristic
         return forced.chain
 
-    def _request(self, chain: Chain) -> ChainRequest:
-        dtype = chain.dots[0].node.dtype
-        dots = [s.node for s in chain.stages if isinstance(s, RowDot)]
-        edges = {memory_of(d.args[1], self.cover.materialised): d.args[1].shape for d in dots}
-        products: dict[object, int] = {}
+    def _matrices(self, chain: Chain) -> dict[Held, int]:
+        """The matrices of a chain as it holds them, and the stage that is the first to multiply by each."""
+        found: dict[Held, int] = {}
         for at, stage in enumerate(chain.stages):
             if isinstance(stage, RowDot):
-                products.setdefault(memory_of(stage.node.args[1], self.cover.materialised), at)
+                matrix = stage.node.args[1]
+                memory = memory_of(matrix, self.cover.materialised)
+                view = strided_view(matrix, self.strides(memory), memory)
+                assert view is not None
+                (problem, row, col), (_, *shape) = view.strides, view.shape
+                found.setdefault(held_block(memory, view.offset, (shape[0], shape[1]), (problem, row, col))[0], at)
+        return found
+
+    def _request(self, chain: Chain) -> ChainRequest:
+        dtype = chain.dots[0].node.dtype
+        products = self._matrices(chain)
         traces = chain_traces(chain, self.cover.materialised)
         loads = external_loads(chain, traces)
         loaded = {
@@ -112,7 +122,7 @@ class ChainMaker:
         return ChainRequest(
             walk=chain.walk,
             widths=tuple(n.space.num_cols for s in chain.stages for n in nests_of(s)),
-            matrices=tuple((k, n) for _, k, n in edges.values()),
+            matrices=tuple(m.shape for m in products),
             sums=tuple(_edges(s) for s in chain.stages if is_sum(s)),
             dtype=dtype,
             plain=dtype is DType.F32,
@@ -120,29 +130,38 @@ class ChainMaker:
             turned=turned(chain, self.device),
             turns=can_turn(chain),
             products=sum(isinstance(s, SumDot) for s in chain.stages),
-            beside=_beside(chain, traces, products.values()),
+            beside=tuple(_beside(chain, traces, loaded, at) for at in products.values()),
             streamed=only_sums(chain) and chain.rows > STREAMED_ROWS * self.device.sms,
         )
 
 
-def _beside(chain: Chain, traces: Mapping[Nest, Trace], products: Collection[int]) -> tuple[tuple[int, int], ...]:
-    """See ``ChainRequest.beside``; ``products``: the stages that are the first to multiply by each matrix."""
-    made = {made_by(s): at for at, s in enumerate(chain.stages) if isinstance(s, RowNest)}
-    first: dict[Node, int] = {}
-    last: dict[Node, int] = {}
+def _beside(chain: Chain, traces: Mapping[Nest, Trace], loaded: Mapping[Node, int], product: int) -> Beside:
+    """What lies beside the matrices if those up to that of the stage ``product`` are loaded first, with their rows.
+
+    ``loaded``: bytes of a row of each value that comes from memory.
+    """
+    since: dict[Node, int] = {}  # the stage that is the first to read or make a value
+    last: dict[Node, int] = {}  # the last that multiplies it
     width: dict[Node, int] = {}
     for at, stage in enumerate(chain.stages):
-        for nest in nests_of(stage) if not isinstance(stage, RowNest) else ():
-            (root,) = traces[nest].roots.values()
-            first.setdefault(root.node, at)
-            last[root.node], width[root.node] = at, block(nest.space.num_cols)
-    start = min(first.values())
-    spent = {n for n, at in last.items() if at == start and isinstance(chain.stages[start], SumDot)}
-    found = []
-    for at in products:
-        there = {n for n in first if (made[n] <= start if n in made else first[n] <= at)}
-        found.append((sum(width[n] for n in there), sum(width[n] for n in there - spent)))
-    return tuple(found)
+        for nest in nests_of(stage):
+            for load in traces[nest].loads():
+                since.setdefault(load.node, at)
+            if not isinstance(stage, RowNest):
+                (root,) = traces[nest].roots.values()
+                since.setdefault(root.node, at)
+                last[root.node], width[root.node] = at, block(nest.space.num_cols)
+        since.setdefault(made_by(stage), at)
+    first = {n for n in loaded if since[n] <= product}
+    dots = [(at, isinstance(s, SumDot)) for at, s in enumerate(chain.stages) if not isinstance(s, RowNest)]
+    there = {at: {n for n in width if (n in first or since[n] <= at) and at <= last[n]} for at, _ in dots}
+    held = [{n for n in there[at] if last[n] > at or not sums} for at, sums in dots]
+    start = {n: width[n] * n.dtype.size for n in there[dots[0][0]]}
+    return Beside(
+        most=max(sum(width[n] for n in nodes) for nodes in there.values()),
+        after=max(sum(width[n] for n in nodes) for nodes in held),
+        rows=sum((start | {n: loaded[n] for n in first}).values()),
+    )
 
 
 def is_stored(node: Node, chain: Chain, read_by: Mapping[Node, Collection[object]]) -> bool:

@@ -50,13 +50,21 @@ def chain_tiles(
 ) -> Iterator[KernelTiles]:
     """Legal tiles for a round, the most promising first; some may have been tried.
 
-    None has narrow lines: these have to be tried in another process before they may run, as the heuristic's are.
+    None has narrow lines: these have to be tried in another process before they may run, as the heuristic's are. Other
+    forms than the best's may not hold the matrices that it loads first: they are tried with none, too.
     """
     makers = {"coarse": _coarse, "factors": _factors, "refine": _refine}
     assert best.chain is not None
     for tile in makers[round_name](rules, best.chain, times):
         if not rules.problem(tile) and not (tile.turned and tile.rows < rules.unit):
             yield as_tiles(tile)
+            if tile.first and _form(tile) != _form(best.chain):
+                yield as_tiles(replace(tile, first=0))
+
+
+def _form(tile: ChainTile) -> tuple[int, int, bool]:
+    """What decides how many matrices fit."""
+    return tile.rows, tile.num_warps, tile.turned
 
 
 def as_tiles(tile: ChainTile) -> KernelTiles:

@@ -229,13 +229,17 @@ class Search:
             self.reports |= {r.digest: r for r in found}
 
     def _misfit(self, variant: Variant, heuristic: Variant) -> str:
-        """Why a variant is not to be run; it may spill as much as the heuristic's."""
+        """Why a variant is not to be run; it may spill as much as the heuristic's.
+
+        But not where it loads matrices first: it would be planned again when it is next assembled (``compiler.proof``).
+        """
         if self.compile_ is None:
             return ""
         own = self.reports.get(heuristic.sources[0].digest)
+        first = variant.tiles.chain.first if variant.tiles.chain else 0
         for number, source in enumerate(variant.sources):
             report = self.reports.get(source.digest)
-            spills = own.spills if own is not None and number == 0 else 0
+            spills = own.spills if own is not None and number == 0 and not first else 0
             if report is None:
                 return "out of time before it was compiled"
             if why := misfit(report, source.num_warps, self.device, spills):

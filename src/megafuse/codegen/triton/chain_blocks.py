@@ -7,7 +7,7 @@ from megafuse.codegen.dot_program import Matrices
 from megafuse.codegen.names import Namer
 from megafuse.codegen.triton.frame import GridNames, buffer_name, join_sum
 from megafuse.codegen.writer import Writer, join_tests
-from megafuse.ir.chain import block
+from megafuse.ir.chain import Held, block
 
 
 class Blocks:
@@ -15,23 +15,18 @@ class Blocks:
 
     def __init__(self, program: ChainProgram, namer: Namer, grid: GridNames) -> None:
         self.program, self.namer, self.grid = program, namer, grid
-        self.loaded: dict[tuple[object, ...], str] = {}
+        self.loaded: dict[Held, str] = {}
         self.edges: dict[int, str] = {}
 
     def matrix(self, stage: Product, loads: Writer) -> str:
         """The block of a matrix; loaded where it was not yet."""
-        matrix, (problem, row, col) = stage.matrix, stage.matrix.strides
-        turned = col != 1 and (row == 1 or row < col)
-        shape, steps = ((stage.inner, stage.cols), (row, col))
-        if turned:
-            shape, steps = shape[::-1], steps[::-1]
-        key = (matrix.buffer, matrix.offset, problem, shape, steps)
-        if key not in self.loaded or not self.program.held:
-            name = self.loaded[key] = self.namer.one(matrix.buffer)
+        matrix, (held, turned) = stage.matrix, stage.held
+        if held not in self.loaded or not self.program.held:
+            name = self.loaded[held] = self.namer.one(matrix.buffer)
             start = self.start_of(matrix, self.grid.fixed) if self.program.problems > 1 else ""
-            pointer, mask = self.place(matrix, shape, steps, start)
+            pointer, mask = self.place(matrix, held.shape, held.steps, start)
             loads.call(f"{name} = tl.load(", [pointer, *([f"mask={mask}", "other=0.0"] if mask else [])])
-        return flipped(self.loaded[key]) if turned else self.loaded[key]
+        return flipped(self.loaded[held]) if turned else self.loaded[held]
 
     def start_of(self, matrices: Matrices, number: str) -> str:
         """Where the matrix of that number starts."""
