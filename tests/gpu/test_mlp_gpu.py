@@ -78,6 +78,7 @@ def test_graphed_callables_take_a_ready_module() -> None:
     assert x.grad is not None
 
 
+@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")  # eager's backward, in a thread that has no context yet
 @pytest.mark.parametrize("mode", ["forward", "training"])
 def test_the_benchmark_times_single_calls_and_graphs_of_calls(mode: str, tmp_path: Path) -> None:
     case = mlp_case({k: v for k, v in STEP.items() if k != "kind"} | {"mode": mode, "rows": 65536})

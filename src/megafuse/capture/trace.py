@@ -28,7 +28,8 @@ from megafuse.ir.views import is_dense
 
 _DATA_DEPENDENT = (
     "called on meta tensors", "out of meta tensor", "data-dependent", "datadependent", "unbacked",
-    "_local_scalar_dense", "nonzero", "aten::masked_select", "aten::equal", "boolean value of tensor", "tensor to numpy",
+    "_local_scalar_dense", "nonzero", "aten::masked_select", "aten::equal", "boolean value of tensor",
+    "tensor to numpy",
 )  # fmt: skip
 _NO_META_KERNEL = "no fake impl or meta kernel"
 STAGE = "while megafuse traced it for the first call of this kind (capture, on tensors without data)"

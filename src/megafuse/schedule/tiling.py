@@ -48,7 +48,7 @@ MIN_WARPS = 8  # on each SM, at least
 ADDED = 9 * 1024  # elements that a program adds up across rows in memory, where runs of 128 bytes leave a choice
 FEW_SUMMANDS = 16  # of a sum, below which a tile needs more rows to keep its threads busy
 ADDING_WARPS = 8  # of it, at most: more have more to exchange
-SUMMED_REGISTERS, MOST_SUMMED_REGISTERS = 64, 128  # of a thread, for the parts of sums that are made while loading
+SUMMED_REGISTERS = 128  # of a thread, for the parts of sums that are made while loading: fewer warps exchange less
 FULL_GRID = 128  # programs below which smaller tiles are worth it
 FREE_TILE = 4096
 LONGEST_SUM = 64  # additions in a row of fp32 values: the rounding errors of a running sum grow with its length
@@ -130,7 +130,7 @@ def most_parts(trace: Trace) -> int:
 def fits_whole(trace: Trace) -> bool:
     """Whether a program can hold a row of the sums that are made while they are loaded."""
     return (
-        sum(split_columns(trace.nest.space.num_cols)) * most_parts(trace) <= 32 * ADDING_WARPS * MOST_SUMMED_REGISTERS
+        sum(split_columns(trace.nest.space.num_cols)) * most_parts(trace) <= 32 * ADDING_WARPS * SUMMED_REGISTERS
     )
 
 
