@@ -1,4 +1,4 @@
-"""A short, ill-conditioned module with heavy-tailed RMS errors, and candidates for it with errors of known size."""
+"""Short, ill-conditioned modules with heavy-tailed errors, and candidates for them with errors of known size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from megafuse.validate import Sample, Verdict, judge, measure
+from megafuse.validate import RULE, Sample, Verdict, decided, in_doubt, judge, measure
 
 FEATURES, DRAWS = 16, 5
 
@@ -73,3 +73,57 @@ class Trial:
         out = self.module(x, order)
         (grad,) = torch.autograd.grad(out, x, g.to(out.dtype))
         return {"output": out.detach(), "input gradient": grad}
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A shift and a norm that takes it out again, with rows and columns in another order, on draws of its own.
+
+    The gradient of the shift is zero in exact arithmetic, and so all errors: of summands that are large where the three
+    columns of a norm are nearly equal. On every draw ``fault`` is added to one element of it. Its gradients are
+    ``pooled``, with a well-behaved one of ``others`` elements if there are any, or judged each alone.
+    """
+
+    number: int
+    fault: float = 0.0
+    others: int = 0
+    pooled: bool = True
+
+    def verdicts(self, first: int, count: int, factor: float = 1.0) -> tuple[Verdict, ...]:
+        """The rule on draws ``first`` and following: parameter gradients, all errors ``factor`` times as large."""
+        rng = torch.Generator().manual_seed(self.number)
+        rows, columns = torch.randperm(2, generator=rng), torch.randperm(3, generator=rng)
+        sums: dict[str, Sample] = {}
+        for seed in range(first, first + count):
+            rng = torch.Generator().manual_seed(1_000_003 * (self.number + 1) + seed)
+            x, g, scale = (torch.randn(*shape, generator=rng) for shape in ((2, 4, 3), (2, 4, 3), (3,)))
+            exact, unfused = self._run(x.double(), g.double(), scale.double()), self._run(x, g, scale)
+            ours = self._run(x[rows][..., columns], g[rows][..., columns], scale[columns])
+            ours["scale"] = ours["scale"][columns.argsort()]
+            ours["shift"][0] += self.fault
+            if self.others:
+                terms = torch.randn(self.others, 8, generator=rng, dtype=torch.float64)
+                exact["others"], unfused["others"] = terms.sum(1), terms.float().sum(1)
+                ours["others"] = terms.float().flip(1).cumsum(1)[:, -1]
+            for name, true in exact.items():
+                near = (true + factor * (ours[name].double() - true)).float()
+                role = "parameter gradient" if self.pooled else name
+                found = measure(name, role, near, unfused[name], true, seed=seed)
+                sums[name] = sums[name] + found if name in sums else found
+        return judge(sums.values())
+
+    @staticmethod
+    def _run(x: torch.Tensor, g: torch.Tensor, scale: torch.Tensor) -> dict[str, torch.Tensor]:
+        shift, scale = torch.zeros(4, 1, dtype=x.dtype).requires_grad_(), scale.clone().requires_grad_()
+        out = torch.tanh(F.layer_norm(x + shift, (3,), scale, None, 1e-5))
+        return dict(zip(("shift", "scale"), torch.autograd.grad(out, (shift, scale), g), strict=True))
+
+
+def outcome(trial: Trial | Shift, factor: float = 1.0, draws: int = DRAWS) -> tuple[tuple[Verdict, ...], bool]:
+    """The doubts that the first draws left, and whether the candidate is accepted."""
+    first = trial.verdicts(0, draws, factor)
+    doubts = in_doubt(first)
+    if not doubts:
+        return (), all(v.ok for v in first)
+    further = trial.verdicts(draws, draws * RULE.further_draws, factor)
+    return doubts, all(v.ok for v in decided(doubts, further))

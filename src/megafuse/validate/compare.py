@@ -34,7 +34,8 @@ class Sample:
     """Sums over the elements of one tensor (one seed, or several added up). e = fused - oracle, d = unfused - oracle.
 
     ``elements`` counts those finite in all three; ``excess`` is the largest |e| beyond the ulp part of the max rule;
-    ``column_*`` hold, per index of the last axis, sum(e * o); ``row_square`` is the sum over rows of sum(e * o)**2.
+    ``largest`` holds both that and the largest |d| per seed; ``column_*`` hold, per index of the last axis, sum(e * o);
+    ``row_square`` is the sum over rows of sum(e * o)**2.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Sample:
     fused_max: float = 0.0
     unfused_max: float = 0.0
     excess: float = -math.inf
+    largest: tuple[tuple[float, float], ...] = ()
     worst: tuple[tuple[float, Witness], ...] = ()
     bad_mask: tuple[Witness, ...] = ()
 
@@ -109,7 +111,7 @@ class Sample:
 
 _SUMMED = (
     *("elements", "skipped", "mask_errors", "nonfinite", "mismatches", "fused_square", "unfused_square"),
-    *("oracle_square", "fused_cross", "unfused_cross", "row_square"),
+    *("oracle_square", "fused_cross", "unfused_cross", "row_square", "largest"),
 )
 
 
@@ -150,7 +152,7 @@ def measure(
     for start in range(0, grids[0].shape[0], step):
         parts = [g[start : start + step] for g in grids]
         total += _chunk(Sample(name, role, dtype), parts, (fused.shape, start * width, seed), scale, rule)
-    return total
+    return replace(total, largest=((total.excess, total.unfused_max),))
 
 
 def _chunk(

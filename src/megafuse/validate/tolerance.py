@@ -47,8 +47,9 @@ class Rule:
 
     What breaks no other part than RMS and max, in a sample shorter than ``full_sample``, with errors below
     ``doubt_factor`` times both limits (of the max rule, its part without ulps), is in doubt: ``further_draws`` times as
-    many fresh draws decide, by the same rule. An error that broke the max rule is not forgotten: it must be within
-    ``max_factor`` times the largest unfused error of all draws.
+    many fresh draws decide, by the same rule. What broke the max rule is not forgotten: the error must be within
+    ``max_factor`` times the largest unfused error of all draws, and in fewer than ``larger_share`` of the fresh draws
+    may the largest error be over ``rms_factor`` times the unfused one of that draw, + max_ulps * ulp.
     """
 
     rms_factor: float = 1.5
@@ -63,6 +64,7 @@ class Rule:
     gain_arithmetic: float = 4.0 * 2.0**-23
     doubt_factor: float = 4.0
     further_draws: int = 16
+    larger_share: float = 0.5
 
     def widen(self, elements: int) -> float:
         """Factor for samples below ``full_sample``: the ratio of two RMS estimates has relative error 1/sqrt(N)."""

@@ -34,6 +34,8 @@ class Verdict:
     ``broken``: the parts of the rule that ``reasons`` tell of. Errors are absolute in the tensor's own units; in a pool
     they are relative to each member's scale. ``excess``: the largest fused error beyond the ulp part of the max rule.
     ``rms_limit`` is that of a sample of this size, also where the RMS rule is left to the pool named ``pool``.
+    ``larger``: in how many of the ``draws`` the largest fused error exceeds the unfused one of that draw by more than
+    the RMS factor and the ulps; a pool has none.
     """
 
     name: str
@@ -48,6 +50,8 @@ class Verdict:
     excess: float
     gain: float
     gain_limit: float
+    draws: int = 0
+    larger: int = 0
     pool: str | None = None
     broken: frozenset[Part] = frozenset()
     reasons: tuple[str, ...] = ()
@@ -105,8 +109,9 @@ def decided(doubts: Iterable[Verdict], further: Iterable[Verdict], rule: Rule = 
     """Verdicts ``further`` on fresh draws, which decide about ``doubts``, those that the first draws left.
 
     The largest error of the first draws is carried into the verdict on each tensor that broke the max rule there:
-    else a fault that shows in few draws would be forgotten because the fresh ones missed it. Such a tensor that the
-    fresh draws do not have stays rejected.
+    else a fault that shows in few draws would be forgotten because the fresh ones missed it. And its largest errors
+    must not be larger than the unfused ones draw by draw: else a fault that shows in all would be accepted because the
+    unfused errors of some draws are as large. Such a tensor that the fresh draws do not have stays rejected.
     """
     broken = {v.name: v for v in doubts if Part.MAX in v.broken}
     fresh = [_carried(broken[v.name], v, rule) if v.name in broken else v for v in further]
@@ -115,17 +120,22 @@ def decided(doubts: Iterable[Verdict], further: Iterable[Verdict], rule: Rule = 
 
 
 def _carried(first: Verdict, fresh: Verdict, rule: Rule) -> Verdict:
-    """``fresh`` with the largest errors of all draws, rejected if that of the first exceeds the unfused of all."""
+    """``fresh`` with the largest errors of all draws; see ``decided`` for what rejects it."""
     largest = {f: max(getattr(first, f), getattr(fresh, f)) for f in ("fused_max", "unfused_max", "excess")}
     total = replace(fresh, **largest)
-    if first.excess <= rule.max_factor * total.unfused_max:
+    reasons = []
+    if not first.excess <= rule.max_factor * total.unfused_max:
+        allowed = f"{rule.max_factor:g} x {total.unfused_max:.3g} (unfused, all draws) + {rule.max_ulps:g} ulp"
+        reasons.append(f"largest error {first.fused_max:.3g} of the first draws is over {allowed}")
+    if fresh.larger >= max(1, rule.larger_share * fresh.draws):
+        allowed = f"{rule.rms_factor:g} x the unfused one + {rule.max_ulps:g} ulp"
+        reasons.append(f"largest error is over {allowed} in {fresh.larger} of {fresh.draws} further draws")
+    if not reasons:
         return total
-    allowed = f"{rule.max_factor:g} x {total.unfused_max:.3g} (unfused, all draws) + {rule.max_ulps:g} ulp"
-    reason = f"largest error {first.fused_max:.3g} of the first draws is over {allowed}"
     return replace(
         total,
         broken=fresh.broken | {Part.MAX},
-        reasons=(*fresh.reasons, reason),
+        reasons=(*fresh.reasons, *reasons),
         witnesses=(*first.witnesses, *fresh.witnesses),
     )
 
@@ -149,7 +159,8 @@ def _judge_one(sample: Sample, pooled: bool, require_finite: bool, rule: Rule) -
     if reasons and not witnesses:
         witnesses = tuple(w for _, w in sample.worst)
     pool = _pool_name(sample) if pooled else None
-    return _verdict(sample, limit, gain_limit, pool, reasons, witnesses)
+    larger = sum(excess > rule.rms_factor * unfused for excess, unfused in sample.largest)
+    return replace(_verdict(sample, limit, gain_limit, pool, reasons, witnesses), larger=larger)
 
 
 def _judge_pool(pool: Sequence[Sample], rule: Rule) -> Verdict:
@@ -170,8 +181,8 @@ def _normalised(sample: Sample) -> Sample:
     """
     scale = max(sample.oracle_rms, sample.unfused_rms / precision(sample.dtype).eps) or 1.0
     squares = {f: getattr(sample, f) / scale**2 for f in ("fused_square", "unfused_square", "oracle_square")}
-    largest = {f: getattr(sample, f) / scale for f in ("fused_max", "unfused_max", "excess")}
-    return replace(sample, **squares, **largest, column_cross=None, fused_cross=0.0, worst=())
+    peaks = {f: getattr(sample, f) / scale for f in ("fused_max", "unfused_max", "excess")}
+    return replace(sample, **squares, **peaks, largest=(), column_cross=None, fused_cross=0.0, worst=())
 
 
 def _finite_reasons(sample: Sample, require_finite: bool) -> list[_Reason]:
@@ -211,6 +222,7 @@ def _verdict(
         excess=sample.excess,
         gain=sample.gain,
         gain_limit=gain_limit,
+        draws=len(sample.largest),
         pool=pool,
         broken=frozenset(part for part, _ in reasons),
         reasons=tuple(text for _, text in reasons),
