@@ -13,10 +13,17 @@ from torch.nn.utils.parametrizations import weight_norm
 import megafuse
 from megafuse.compiler import Compiled, compile_call
 from megafuse.core.device import device_spec
+from megafuse.core.dtypes import DType
 from megafuse.fusion import chain_search, planner
 from megafuse.fusion.epilogue import DotRule
 from megafuse.ir.chain import Chain, only_sums
-from megafuse.schedule.tiling import ADDED, ADDING_WARPS, FULL_GRID, MIN_ROW_RUN
+from megafuse.ir.graph import Node, contiguous_strides
+from megafuse.ir.index import Affine, Axis
+from megafuse.ir.nest import Anchor, Nest, Root, Space
+from megafuse.ir.trace import Memory, trace_nest
+from megafuse.ir.types import Input, Reduce, TensorType
+from megafuse.schedule.choice import tile_rules
+from megafuse.schedule.tiling import ADDED, ADDING_WARPS, FULL_GRID, MIN_ROW_RUN, TileRequest, choose_tile
 from megafuse.schedule.types import DotCall, KernelSchedule
 from pipeline_helpers import check_few, compiled_of
 
@@ -59,7 +66,7 @@ def test_sums_that_a_chain_cannot_hold_need_no_library(rows: int) -> None:
 def test_all_sums_of_a_step_are_added_up_in_one_launch(rows: int) -> None:
     compiled = planned(rows, 128, 128, 128, 128, grad=False)
     (kernel,) = finishers(compiled)
-    assert kernel.apart and kernel.num_warps == 8
+    assert kernel.apart and kernel.num_warps == ADDING_WARPS
     counts = {b.shape[0] for b in compiled.step.buffers if b.name in kernel.reads}
     assert len(counts) == 1, "as many programs leave sums in either kernel"
 
@@ -213,3 +220,19 @@ def test_norms_that_add_up_what_they_read_are_right(rows: int, widths: tuple[int
     fused = megafuse.fuse(module, x, target="interpret")
     assert added_while_loading(compiled_of(fused))
     check_few(module, x, fused=fused)
+
+
+@pytest.mark.parametrize("cols", [96, 300, 1280, 1500])
+@pytest.mark.parametrize("parts", [2, 3, 16])
+def test_tiles_of_sums_made_while_loading_are_legal(cols: int, parts: int) -> None:
+    """Columns that are cut into several pieces, too."""
+    shape = (parts, 40, cols)
+    source = Node(0, Input("parts", 0, contiguous_strides(shape), "partial"), (), TensorType(shape, DType.F32))
+    total = Node(1, Reduce("sum", (0,)), (source,), TensorType((40, cols), DType.F32))
+    norm = Node(2, Reduce("sum", (1,)), (total,), TensorType((40,), DType.F32))
+    nest = Nest(Space((Axis("r", 40),), (Axis("c", cols),)), (Root(Anchor(norm), (Affine((("r", 1),)),)),))
+    trace = trace_nest(nest, Memory([source], [source]), summed=frozenset([source]))
+    assert [i.parts for i in trace.loads()] == [parts]
+    request = TileRequest(trace, (), lambda node: contiguous_strides(node.shape), 1, False)
+    tile = choose_tile(request, device_spec(90))
+    assert not tile_rules(request, tile).problem(tile)

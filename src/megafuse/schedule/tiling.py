@@ -47,8 +47,9 @@ MIN_ROW_RUN = 8  # rows next to one another in memory that make a whole sector o
 MIN_WARPS = 8  # on each SM, at least
 ADDED = 9 * 1024  # elements that a program adds up across rows in memory, where runs of 128 bytes leave a choice
 FEW_SUMMANDS = 16  # of a sum, below which a tile needs more rows to keep its threads busy
-ADDING_WARPS = 8  # of it, at most: more have more to exchange
+ADDING_WARPS = 4  # of it, at most: more have more to exchange
 SUMMED_REGISTERS = 128  # of a thread, for the parts of sums that are made while loading: fewer warps exchange less
+SUMMED_WARPS = 8  # of a program that holds a row of them, at most
 FULL_GRID = 128  # programs below which smaller tiles are worth it
 FREE_TILE = 4096
 LONGEST_SUM = 64  # additions in a row of fp32 values: the rounding errors of a running sum grow with its length
@@ -129,9 +130,8 @@ def most_parts(trace: Trace) -> int:
 
 def fits_whole(trace: Trace) -> bool:
     """Whether a program can hold a row of the sums that are made while they are loaded."""
-    return (
-        sum(split_columns(trace.nest.space.num_cols)) * most_parts(trace) <= 32 * ADDING_WARPS * SUMMED_REGISTERS
-    )
+    held = sum(split_columns(trace.nest.space.num_cols)) * most_parts(trace)
+    return held <= 32 * SUMMED_WARPS * SUMMED_REGISTERS
 
 
 def summed_tile(trace: Trace) -> Tile:
@@ -142,7 +142,7 @@ def summed_tile(trace: Trace) -> Tile:
     rows = max(1, power_of_two_below(ADDED // held))
     while rows > 1 and space.num_rows // rows < FULL_GRID:
         rows //= 2
-    warps = max(1, min(ADDING_WARPS, rows * held // (32 * SUMMED_REGISTERS)))
+    warps = min(SUMMED_WARPS, power_of_two_below(rows * held // (32 * SUMMED_REGISTERS)))
     return Tile(rows, rows, pieces, num_warps=warps, why="whole rows, whose sums are made while they are loaded")
 
 
