@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
@@ -129,6 +130,14 @@ def test_reasons_are_in_the_order_of_the_kernels(plan):
     order = [k.name for k in plan.kernels]
     places = [(order.index(e.first), order.index(e.second)) for e in plan.edges]
     assert places == sorted(places)
+
+
+def test_every_reason_can_be_read(plan):
+    lines = format_plan(plan).splitlines()
+    for edge in plan.edges:
+        head = next(line for line in lines if line.startswith(f"  {str(edge).removesuffix(edge.reason)}"))
+        below = itertools.takewhile(lambda line: line.startswith("    and "), lines[lines.index(head) + 1 :])
+        assert head.endswith(edge.reason) or f"    and {edge.reason}" in below
 
 
 def test_words_are_plain(plan):

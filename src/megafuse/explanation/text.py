@@ -155,11 +155,12 @@ def _section(title: str, items: Iterable[str]) -> list[str]:
 
 
 def _edge_lines(plan: PlanInfo) -> list[str]:
-    """One line for each pair of kernels: the first reason, and how many more there are."""
+    """The first reason of each pair of kernels; further ones below, indented."""
     pairs: dict[tuple[str, str], list[str]] = {}
     for edge in plan.edges:
-        pairs.setdefault((edge.first, edge.second), []).append(str(edge))
-    return [e[0] if len(e) == 1 else f"{e[0]} (and {counted(len(e) - 1, 'more reason')})" for e in pairs.values()]
+        reasons = pairs.setdefault((edge.first, edge.second), [])
+        reasons.append(f"  and {edge.reason}" if reasons else str(edge))
+    return [line for reasons in pairs.values() for line in dict.fromkeys(reasons)]
 
 
 def _saved_lines(plan: PlanInfo) -> list[str]:
