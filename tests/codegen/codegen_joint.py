@@ -96,6 +96,7 @@ def summed_cases() -> list[Case]:
         summed_loads(6, 7, 20, (32,), 4),
         summed_loads(33, 9, 4, (4,), 2),
         summed_loads(3, 1, 24, (16, 16), 1),
+        summed_loads(8, 5, 1, (1,), 1),
     ]
 
 

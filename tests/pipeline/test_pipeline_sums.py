@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 
 import pytest
 import torch
@@ -196,19 +197,34 @@ def test_sums_whose_rows_exceed_the_registers_are_added_up_first() -> None:
     assert (load.parts, load.node.shape[-1]) == (131, 64), "rows of 256 such sums have a kernel that adds up"
 
 
-def test_sums_that_others_read_too_are_added_up_once() -> None:
-    """A gradient that is returned as it is, and normalised by another."""
+def test_sums_that_others_read_too_are_added_up_first() -> None:
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        total = x.sum(0)
+        return nn.functional.softmax(total, -1), nn.functional.softmax(total, 0)
 
-    def both(x: Tensor, w: Tensor) -> Tensor:
-        return (x @ w) @ nn.functional.softmax(w, -1)
+    x = torch.empty(20000, 64, 16, device="meta")
+    for outputs, expected in ((both, False), (lambda x: both(x)[0], True)):
+        compiled = compile_call(outputs, (x,), {}, device_spec(90))
+        assert finishers(compiled)
+        assert bool(added_while_loading(compiled)) == expected
 
-    x = torch.empty(4096, 128, dtype=torch.float16, device="meta", requires_grad=True)
-    w = torch.empty(128, 128, dtype=torch.float16, device="meta", requires_grad=True)
-    compiled = compile_call(both, (x, w), {}, device_spec(90), dots=DotRule(chain=True))
-    read = [i.node for k in compiled.step.kernels for p in k.phases for i in p.trace.loads() if i.parts > 1]
-    assert len(read) == len(set(read))
-    buffers = [name for k in compiled.step.kernels for name in k.reads if name.startswith("partial")]
-    assert len(buffers) == len(set(buffers)) > 1
+
+@pytest.mark.parametrize(("rows", "cols"), [(65536, 64), (4096, 64)])
+def test_sums_that_every_row_needs_are_added_up_once(rows: int, cols: int) -> None:
+    def centred(x: Tensor) -> Tensor:
+        return nn.functional.softmax(x - x.mean(0, keepdim=True), -1)
+
+    compiled = compile_call(centred, (torch.empty(rows, cols, device="meta"),), {}, device_spec(90))
+    assert finishers(compiled) and not added_while_loading(compiled)
+
+
+def test_other_values_are_loaded_before_sums_are_made() -> None:
+    """No compiler moves a load before the exchange between threads that a sum ends with."""
+    compiled = normed_plan(4096, 128, 128, 128, 128)
+    (text,) = [k.text for k in compiled.artifact("triton").kernels if "_parts = tl.load" in k.text]
+    for part in text.split("# Programs ")[1:]:
+        loads = re.findall(r"^ +(\w+) = tl\.load\(", part, re.MULTILINE)
+        assert len(loads) == 4 and loads[-1].endswith("_parts")
 
 
 @pytest.mark.parametrize(("rows", "widths"), [(150, (24, 40, 24)), (300, (33, 20, 17, 9)), (257, (128, 64, 3))])
@@ -220,6 +236,38 @@ def test_norms_that_add_up_what_they_read_are_right(rows: int, widths: tuple[int
     fused = megafuse.fuse(module, x, target="interpret")
     assert added_while_loading(compiled_of(fused))
     check_few(module, x, fused=fused)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_sums_that_lie_across_the_rows_are_added_up_first(dim: int) -> None:
+    """A row of them would touch as many sectors as it has columns."""
+
+    def normal(x: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        return (x @ (v / v.norm(dim=dim, keepdim=True))) @ w
+
+    half = {"dtype": torch.float16, "device": "meta", "requires_grad": True}
+    x, v, w = torch.empty(4096, 128, **half), torch.empty(128, 128, **half), torch.empty(128, 128, **half)
+    compiled = compile_call(normal, (x, v, w), {}, device_spec(90), dots=DotRule(chain=True))
+    sums = [(i, p.trace) for k in compiled.step.kernels for p in k.phases for i in p.trace.loads() if i.parts > 1]
+    assert bool(sums) == (dim == 1)
+
+
+def test_parts_whose_number_is_open_are_added_up_first() -> None:
+    """Of sums large enough that programs share them in every call."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = nn.Parameter(torch.randn(16, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * nn.functional.softmax(self.bias, -1)).relu()
+
+    torch.manual_seed(3)
+    module = Scaled()
+    fused = megafuse.fuse(module, torch.randn(20000, 16, 8), target="interpret")
+    for rows in (20000, 30000, 40001):
+        check_few(module, torch.randn(rows, 16, 8), fused=fused)
 
 
 @pytest.mark.parametrize("cols", [96, 300, 1280, 1500])

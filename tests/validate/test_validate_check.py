@@ -169,7 +169,7 @@ def test_bad_questions_are_refused() -> None:
         check(nn.Dropout(0.5), x, fused=nn.Dropout(0.5))
     with pytest.raises(InputError, match="module_or_fn"):
         check(3, x, fused=torch.sin)  # type: ignore[arg-type]
-    for seeds in (0, 2.5, None):
+    for seeds in (0, 2.5, None, True):
         with pytest.raises(InputError, match="seeds"):
             check(torch.sin, x, fused=torch.sin, seeds=seeds)
     with pytest.raises(InputError, match="argument 'fused' is True"):

@@ -10,9 +10,9 @@ from megafuse.core.device import DeviceSpec
 from megafuse.core.dtypes import DType
 from megafuse.core.sizes import is_open, typical
 from megafuse.ir.graph import Node, contiguous_strides
-from megafuse.ir.index import Affine, Axis, Index
+from megafuse.ir.index import Affine, Axis, Index, combine
 from megafuse.ir.nest import Anchor, Nest, Root, Space, rename_axes
-from megafuse.ir.trace import Memory, NestError, Trace, trace_nest
+from megafuse.ir.trace import Inst, Memory, NestError, Trace, trace_nest
 from megafuse.ir.traffic import elements
 from megafuse.ir.types import Cast, Input, Reduce, TensorType
 from megafuse.schedule.tiling import fits_whole
@@ -128,12 +128,13 @@ def summed_in_place(
     """The follower of a finisher, with sums over its columns, as one kernel that adds partials up as it loads them.
 
     None where others read the sums too, where it would add up partials twice, where a row of them exceeds the
-    registers, and where its rows are so few that sums of their own programs and a second launch are faster.
+    registers or does not lie in one piece, and where its rows are so few that sums of their own programs and a second
+    launch are faster. Nor where sizes are open.
     """
-    space = nest.space
-    if any(map(is_open, space.sizes.values())) or any(r.by_rows for r in nest.roots):
-        return None
     reads = trace_nest(nest, materialised).loaded() & partials.keys()
+    sizes = (*nest.space.sizes.values(), *(n for read in reads for n in partials[read].node.shape))
+    if any(map(is_open, sizes)) or any(r.by_rows for r in nest.roots):
+        return None
     known = {n: partials[n] for n in reads if len(read_by.get(n, ())) == 1 and partials[n].sums.fn == "sum"}
     if not reads or known.keys() != reads:
         return None
@@ -144,12 +145,20 @@ def summed_in_place(
     except NestError:
         return None
     sums = [i for i in trace.loads() if i.parts > 1]
-    once = len(sums) == len(reads) and all(elements(i, trace.nest.space) == i.node.type.numel for i in sums)
-    if not once or not fits_whole(trace):
+    walked = {a.name for a in trace.nest.space.rows if a.size > 1}
+    own = all(walked <= i.axes and elements(i, trace.nest.space) == i.node.type.numel for i in sums)
+    once = own and len(sums) == len(reads)
+    if not once or not fits_whole(trace) or not all(_in_rows(i, trace) for i in sums):
         return None
     seconds = sum(i.node.type.nbytes for i in sums) / device.l2_bandwidth
     idle = max(1.0, device.sms / trace.nest.space.num_rows)
     return trace if idle * seconds <= seconds + device.launch_seconds else None
+
+
+def _in_rows(load: Inst, trace: Trace) -> bool:
+    """Neighbours in memory are columns."""
+    terms = combine(load.index, contiguous_strides(load.node.shape)).terms
+    return any(step == 1 and name in trace.nest.space.col_names for name, step in terms)
 
 
 def _plain_finisher(node: Node, partial: Partial, sources: Memory) -> Trace:

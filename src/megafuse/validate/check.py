@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 
@@ -70,7 +70,7 @@ def check(
     cannot run.
     """
     options = options or CheckOptions(seeds=seeds, require_finite=require_finite)
-    if not isinstance(options.seeds, int) or options.seeds < 1:
+    if isinstance(options.seeds, bool) or not isinstance(options.seeds, SupportsIndex) or options.seeds < 1:
         raise InputError(f"argument 'seeds' is {options.seeds!r}", hint="give a whole number, at least 1")
     if fused is not None and not callable(fused):
         raise InputError(f"argument 'fused' is {fused!r}", hint="pass what fuse() returned, or leave it out")

@@ -235,7 +235,7 @@ class Frame:
         rows, cols = bool(runs(affine, self.phase.loop)), bool(runs(affine, self.phase.cols))
         narrow = self.pieces[piece].width == 1
         tall = rows or not has_rows(level) or self.flat
-        broad = cols or not has_cols(level) or (rows and narrow)
+        broad = cols or not has_cols(level) or (rows and narrow and not self.flat)
         return level is Level.SCALAR or (tall and broad)
 
     def reach(self, affine: Affine, level: Level) -> Level:
