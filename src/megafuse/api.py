@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from megafuse.compiler import Engine, NotFusedWarning, Options
 from megafuse.core.errors import InputError, stage_of, trimmed
@@ -195,6 +196,7 @@ def check(fn: Callable[..., Any], *args: Any, fused: Any = None, **kwargs: Any) 
     """Compare a fused callable with the original by the acceptance rule; see :func:`megafuse.validate.check`.
 
     ``kwargs``: the options of that function, of :func:`fuse` where it is called here, and keyword arguments of ``fn``.
+    Where it is called here for CPU tensors alone, ``target`` is ``interpret``, so that generated code is compared.
     ``fn`` may itself be fused, as the modules of ``megafuse.nn`` are: it is then compared with what it stands for.
     The report's ``notes`` say where the original itself was checked, since calls of this kind are not fused.
 
@@ -209,9 +211,19 @@ def check(fn: Callable[..., Any], *args: Any, fused: Any = None, **kwargs: Any) 
         options = {name: kwargs.pop(name) for name in FUSE_OPTIONS if name in kwargs}
         passed = {name: value for name, value in kwargs.items() if name not in _CHECK_OPTIONS}
         require_known("check", (*_CHECK_OPTIONS, *FUSE_OPTIONS), _callee(fn), passed)
+        tensors = [t for t in pytree.tree_leaves((args, passed, _state(fn))) if isinstance(t, Tensor)]
+        if all(t.device.type == "cpu" for t in tensors):
+            options.setdefault("target", "interpret")
         fused = fuse(fn, *args, **options, **passed)
     report = _check(fn, *args, fused=fused, **kwargs)
-    return replace(report, notes=tuple(_what_was_checked(fused)))
+    engine = getattr(fused, "__megafuse__", None)
+    nothing_fused = isinstance(engine, Engine) and all(b.compiled is None for b in engine.bindings)
+    return replace(report, notes=tuple(_what_was_checked(fused)), nothing_fused=nothing_fused)
+
+
+def _state(fn: Any) -> list[Tensor]:
+    """The parameters and buffers of a module."""
+    return [*fn.parameters(), *fn.buffers()] if isinstance(fn, nn.Module) else []
 
 
 def _what_was_checked(fused: Any) -> Iterator[str]:

@@ -21,6 +21,7 @@ def test_a_check_of_the_original_says_so() -> None:
         fused = megafuse.fuse(module, x)
     report = megafuse.check(module, x, fused=fused, options=FEW)
     assert report.ok and "compared with itself" in str(report) and "CPU" in report.notes[0]
+    assert report.nothing_fused and "check of Sequential: nothing was fused" in str(report)
     other = megafuse.check(module, x, fused=copy.deepcopy(module), options=FEW)
     assert "did not come from megafuse.fuse()" in str(other)
 
@@ -32,3 +33,13 @@ def test_a_check_of_generated_kernels_has_no_note() -> None:
         fused = megafuse.fuse(module, x, target="interpret")
     report = megafuse.check(module, x, fused=fused, options=FEW)
     assert report.ok and not report.notes and "NOTE" not in str(report)
+
+
+@pytest.mark.filterwarnings("error::megafuse.NotFusedWarning")
+def test_a_check_that_fuses_for_itself_runs_generated_code_on_the_cpu() -> None:
+    module, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.randn(3, 4, requires_grad=True)
+    for report in (megafuse.check(module, x, options=FEW), megafuse.check(torch.tanh, x, options=FEW)):
+        assert report.ok and not report.nothing_fused and not report.notes
+    with pytest.warns(megafuse.NotFusedWarning):
+        report = megafuse.check(module, x, target="auto", options=FEW)
+    assert report.nothing_fused

@@ -23,7 +23,7 @@ class CheckReport:
     ``notes``: what a reader of the verdict must know, as that nothing was fused. ``more_draws``: fresh draws, those of
     small inputs counted, that ``verdicts`` are about instead of the first ones (0: they are about the first), since
     those left the failed verdicts ``doubts``; where these broke the max rule, the first draws' largest errors count
-    too. A report is true where all is well.
+    too. ``nothing_fused``: the original was compared with itself in every call. A report is true where all is well.
     """
 
     subject: str
@@ -36,6 +36,7 @@ class CheckReport:
     notes: tuple[str, ...] = ()
     more_draws: int = 0
     doubts: tuple[Verdict, ...] = ()
+    nothing_fused: bool = False
 
     @property
     def ok(self) -> bool:
@@ -67,7 +68,8 @@ class CheckReport:
         return self
 
     def __str__(self) -> str:
-        state = "passed" if self.ok else "FAILED"
+        passed = "nothing was fused, and the original agrees with itself" if self.nothing_fused else "passed"
+        state = passed if self.ok else "FAILED"
         counts = ((self.seeds, "seed"), (self.repeats, "repeat"), (self.poisoned, "poisoned allocation"))
         ran = ", ".join(f"{number} {what}" if number == 1 else f"{number} {what}s" for number, what in counts)
         shown = tuple(v for v in self.verdicts if not v.ok or SMALL not in v.role)
