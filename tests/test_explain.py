@@ -229,3 +229,22 @@ def test_public_names_exist():
 
 def test_a_module_that_was_not_called_has_no_plan_yet():
     assert "no plan yet" in str(megafuse.explain(megafuse.nn.MLP([4, 4, 2], target="interpret")))
+
+
+def test_a_cast_that_lines_share_is_no_work_of_the_first_of_them() -> None:
+    """The residual reads what the norm reads, widened as it is there."""
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.out = nn.LayerNorm(512), nn.Linear(512, 512)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.norm(x)
+            return self.out(h) + x
+
+    x = torch.empty(4096, 512, dtype=torch.bfloat16, device="meta")
+    plan = explain_compiled(compile_call(Residual().to("meta", torch.bfloat16), (x,), {}, device_spec(90)))
+    last = [k for k in plan.kernels if k.forward][-1]
+    assert any("self.out(h) + x" in line for line in last.sources)
+    assert not any("self.norm(x)" in line for line in last.sources)

@@ -205,7 +205,7 @@ class PhaseLowering:
         return [*out, *waiting]
 
     def _source(self, inst: Inst) -> str:
-        return "" if inst.kind in ("load", "const", "iota", "inside", "within") else source_note(inst.node.origin)
+        return source_note(inst.node.origin) if inst.computes else ""
 
     def _statement(self, inst: Inst) -> Statement | None:
         level = self.level(inst)

@@ -199,7 +199,7 @@ def _line(origin: Origin | None) -> str:
 
 def _sources(traces: Iterable[Trace]) -> tuple[str, ...]:
     """The user's lines that kernels compute, in order of first use."""
-    insts = (i for t in traces for i in t.insts if i.kind in ("map", "cast", "reduce"))
+    insts = (i for t in traces for i in t.insts if i.computes)
     return tuple(dict.fromkeys(line for i in insts if (line := _line(i.node.origin))))
 
 
@@ -211,5 +211,5 @@ def buffer_origins(step: Step) -> dict[str, Origin | None]:
 def recomputed_in_backward(step: Step, forward: frozenset[Node]) -> int:
     """How many forward values (other than those read from memory) the backward kernels compute again."""
     launched = [step.kernels[c.kernel] for c in step.backward if isinstance(c, Launch)]
-    insts = (i for k in launched for p in k.phases for i in p.trace.insts if i.kind in ("map", "cast", "reduce"))
+    insts = (i for k in launched for p in k.phases for i in p.trace.insts if i.computes)
     return len({i.node for i in insts if i.node in forward and not i.node.is_a(Dot, Opaque)})

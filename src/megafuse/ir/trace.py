@@ -106,6 +106,14 @@ class Inst:
     lookups: tuple[Lookup, ...] = ()
     parts: int = 1
 
+    @property
+    def computes(self) -> bool:
+        """It is arithmetic of some line of the user's. A cast that loses nothing is not: several lines may share it."""
+        if self.kind == "cast":
+            source = self.args[0].dtype
+            return not (source.is_float and self.dtype.is_float and self.dtype.size > source.size)
+        return self.kind in ("map", "reduce")
+
 
 @dataclass(frozen=True, eq=False)
 class Trace:
