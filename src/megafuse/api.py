@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -217,20 +217,14 @@ def check(fn: Callable[..., Any], *args: Any, fused: Any = None, **kwargs: Any) 
         fused = fuse(fn, *args, **options, **passed)
     report = _check(fn, *args, fused=fused, **kwargs)
     engine = getattr(fused, "__megafuse__", None)
-    nothing_fused = isinstance(engine, Engine) and all(b.compiled is None for b in engine.bindings)
-    return replace(report, notes=tuple(_what_was_checked(fused)), nothing_fused=nothing_fused)
+    if not isinstance(engine, Engine):
+        return replace(report, notes=(f"this {type(fused).__name__} did not come from megafuse.fuse()",))
+    bound = engine.bound(args, {name: value for name, value in kwargs.items() if name not in _CHECK_OPTIONS})
+    if bound.compiled is not None:
+        return report
+    return replace(report, notes=(f"the original was compared with itself: {bound.reason}",), nothing_fused=True)
 
 
 def _state(fn: Any) -> list[Tensor]:
     """The parameters and buffers of a module."""
     return [*fn.parameters(), *fn.buffers()] if isinstance(fn, nn.Module) else []
-
-
-def _what_was_checked(fused: Any) -> Iterator[str]:
-    """What a verdict is about, where it is not about generated kernels alone."""
-    engine = getattr(fused, "__megafuse__", None)
-    if not isinstance(engine, Engine):
-        yield f"this {type(fused).__name__} did not come from megafuse.fuse()"
-        return
-    for reason in dict.fromkeys(b.reason for b in engine.bindings if b.compiled is None):
-        yield f"the original was compared with itself: {reason}"

@@ -129,6 +129,7 @@ def test_an_activation_with_parameters_is_one_for_each_layer() -> None:
         (lambda: MLP([4, 4, 4], lambda: 3), "argument activation: got .* which is no module"),
         (lambda: MLP([4, 4], last_activation=3), "argument activation: got 3"),
         (lambda: MLP([4, 4], activation=3), "argument activation: got 3"),
+        (lambda: MLP([4, 4, 4], activation=torch.relu), "argument activation: .*relu.* makes no module"),
         (lambda: MLP([4, 4], tartget="cuda"), "unknown option tartget"),
         (lambda: MLP([4, 4], target="tpu"), "unknown target 'tpu'"),
         (lambda: FusedMLPSoftplus(D=4, H=4, out_features=4, layers=0), "argument layers: 0"),

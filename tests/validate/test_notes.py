@@ -43,3 +43,13 @@ def test_a_check_that_fuses_for_itself_runs_generated_code_on_the_cpu() -> None:
     with pytest.warns(megafuse.NotFusedWarning):
         report = megafuse.check(module, x, target="auto", options=FEW)
     assert report.nothing_fused
+
+
+def test_the_note_is_about_the_call_that_was_checked() -> None:
+    """Not about others that the same fused module served."""
+    module = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    fused = megafuse.fuse(module, torch.randn(3, 4, requires_grad=True), target="interpret")
+    empty = megafuse.check(module, torch.randn(0, 4, requires_grad=True), fused=fused, options=FEW)
+    assert empty.nothing_fused and "empty" in empty.notes[0]
+    full = megafuse.check(module, torch.randn(3, 4, requires_grad=True), fused=fused, options=FEW)
+    assert not full.nothing_fused and not full.notes

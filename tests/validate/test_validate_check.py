@@ -169,11 +169,12 @@ def test_bad_questions_are_refused() -> None:
         check(nn.Dropout(0.5), x, fused=nn.Dropout(0.5))
     with pytest.raises(InputError, match="module_or_fn"):
         check(3, x, fused=torch.sin)  # type: ignore[arg-type]
-    for seeds in (0, 2.5, None, True):
+    for seeds in (0, 2.5, None, True, torch.tensor([1, 2])):
         with pytest.raises(InputError, match="seeds"):
             check(torch.sin, x, fused=torch.sin, seeds=seeds)
-    with pytest.raises(InputError, match="argument 'fused' is True"):
-        check(torch.sin, x, fused=True)
+    for wrong in (True, torch.nn.ReLU):
+        with pytest.raises(InputError, match="argument 'fused' is"):
+            check(torch.sin, x, fused=wrong)
     other = nn.Linear(4, 4)
     with pytest.raises(InputError, match="differs in value"):
         check(nn.Linear(4, 4), x, fused=other)

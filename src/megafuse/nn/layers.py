@@ -61,9 +61,12 @@ def make_activation(activation: Activation) -> nn.Module:
         return ACTIVATIONS[activation]()
     if isinstance(activation, nn.Module):
         return copy.deepcopy(activation)
-    made = activation() if callable(activation) else activation
+    hint = "give a name, a module, or a function without arguments that makes one"
+    try:
+        made = activation() if callable(activation) else activation
+    except TypeError as error:
+        raise InputError(f"argument activation: {activation!r} makes no module: {error}", hint=hint) from error
     if not isinstance(made, nn.Module):
-        hint = "give a name, a module, or a function without arguments that makes one"
         raise InputError(f"argument activation: got {activation!r}, which is no module", hint=hint)
     return made
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, SupportsIndex
+from numbers import Integral
+from typing import Any
 
 import torch
 
@@ -70,9 +71,9 @@ def check(
     cannot run.
     """
     options = options or CheckOptions(seeds=seeds, require_finite=require_finite)
-    if isinstance(options.seeds, bool) or not isinstance(options.seeds, SupportsIndex) or options.seeds < 1:
+    if isinstance(options.seeds, bool) or not isinstance(options.seeds, Integral) or options.seeds < 1:
         raise InputError(f"argument 'seeds' is {options.seeds!r}", hint="give a whole number, at least 1")
-    if fused is not None and not callable(fused):
+    if fused is not None and (isinstance(fused, type) or not callable(fused)):
         raise InputError(f"argument 'fused' is {fused!r}", hint="pass what fuse() returned, or leave it out")
     problem = Problem.of(module_or_fn, args, kwargs)
     require_known("check", CHECK_OPTIONS, callee_of(module_or_fn), kwargs)

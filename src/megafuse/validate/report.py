@@ -23,7 +23,7 @@ class CheckReport:
     ``notes``: what a reader of the verdict must know, as that nothing was fused. ``more_draws``: fresh draws, those of
     small inputs counted, that ``verdicts`` are about instead of the first ones (0: they are about the first), since
     those left the failed verdicts ``doubts``; where these broke the max rule, the first draws' largest errors count
-    too. ``nothing_fused``: the original was compared with itself in every call. A report is true where all is well.
+    too. ``nothing_fused``: the original was compared with itself. A report is true where all is well.
     """
 
     subject: str
